@@ -28,6 +28,7 @@ class Bad(Exception):
 
 
 def check_characters(line: str) -> None:
+    """Raise Bad, with the place, for a character that no text has."""
     for place, character in enumerate(line.rstrip("\r\n")):
         if not character.isprintable() and character != "\t":
             raise Bad(f"character {place + 1}: {character!r}, expected text")
@@ -75,6 +76,7 @@ def odd_separator(line: str) -> str:
 
 
 def cells_of(line: str, separator: str) -> list[str]:
+    """The values of a line, without the spaces around them. Raises Bad for quotes that are not in pairs."""
     bare = line.rstrip("\n")
     if bare.isprintable() and " " not in bare and '"' not in bare:
         return bare.split(separator)  # no other space is printable, so there is nothing to strip

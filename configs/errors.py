@@ -81,7 +81,7 @@ class WorkerDied(WorkerFailed):
 
 
 class WorkerKilled(WorkerDied):
-    """By SIGKILL: out of memory, whoever took it, or by somebody's hand."""
+    """The worker was ended by SIGKILL: memory had run out, or somebody killed it."""
 
 
 class WorkerHung(WorkerFailed):

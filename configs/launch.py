@@ -146,7 +146,7 @@ class Launch:
 
     @property
     def needed(self) -> frozenset[str]:
-        """Those that must be there."""
+        """Slots of operands that every call must have."""
         return self.named
 
     @property

@@ -110,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def _environments(found: object) -> tuple[Environment, ...]:
-    """Those that can be read: the manifest holds without them."""
+    """The environments that can be read; the manifest is valid without the others."""
     environments = []
     for one in found if isinstance(found, list) else ():
         with contextlib.suppress(KeyError, TypeError, ValueError):

@@ -15,7 +15,7 @@ _OF_A_SERVICE: Final = re.compile(
 
 
 def misspelt(given: Iterable[str]) -> dict[str, str]:
-    """Of these names, GEMMTUNED_* and AITER_* ones that nobody reads, each with what is meant; "" where none is near.
+    """The GEMMTUNED_* and AITER_* names that nothing reads, each with the one that is meant; "" where none is near.
 
     AITER has variables of its own: of those named AITER_*, only what is very near one of our switches.  Those that
     Kubernetes sets in each container beside a service called gemmtuned were set by nobody.

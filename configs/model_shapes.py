@@ -254,7 +254,7 @@ def task_of(config: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def _headed(weights: list[Weight], task: str, r: Reader, config: Mapping[str, Any]) -> list[Weight]:
-    """With the head that the model's class has: the vocabulary's, a classifier's or none."""
+    """Add the head that the model's class has: the vocabulary's, a classifier's or none."""
     if task == "lm":
         return weights
     found = [w for w in weights if w.name != "lm_head"]

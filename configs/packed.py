@@ -51,7 +51,7 @@ class Solutions(Sequence[Solution]):
 
     @classmethod
     def of(cls, packed: Iterable[bytes]) -> Solutions:
-        """Those that are packed already."""
+        """Make it from solutions that are packed already."""
         whole = cls()
         whole.packed += packed
         return whole

@@ -372,7 +372,7 @@ def _filled(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(_KINDS)
 def _texts_around(values: tuple[Any, ...]) -> tuple[str, str, str, str]:
-    """Of a problem's texts what stands (before, after) its sizes: of `rest`, and of the spelling."""
+    """What stands before and after the sizes in a problem's two texts: in `rest`, and in its spelling."""
     told = dict(zip(_OTHERS, values, strict=True))
     unsaid = {name: _IMPLIED[name](told) if name in _IMPLIED else _DEFAULTS[name] for name in _OTHERS}
     said = {name: written(value) for name, value in told.items() if value != unsaid[name]}

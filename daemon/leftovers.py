@@ -17,7 +17,7 @@ import psutil
 
 
 class Leftovers:
-    """Those that one owner has killed."""
+    """The processes that one owner has killed."""
 
     def __init__(self) -> None:
         self._killed: list[subprocess.Popen[bytes]] = []
@@ -42,7 +42,7 @@ class Leftovers:
         return [process.pid for process in self._killed]
 
     def wait(self, seconds: float) -> list[int]:
-        """Those that are still there after so long, at most: a process that can die is gone within milliseconds."""
+        """Wait up to `seconds`; the processes that are still there. One that can die is gone within milliseconds."""
         until_s = time.monotonic() + seconds
         while (left := self.alive()) and time.monotonic() < until_s:
             time.sleep(0.002)

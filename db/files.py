@@ -98,6 +98,7 @@ def _probed(uri: str, timeout_s: float) -> sqlite3.Connection:
 
 
 def journal_mode(conn: sqlite3.Connection) -> str:
+    """The mode that SQLite is in for this file: `wal`, where the file system allows it."""
     return str(conn.execute("PRAGMA journal_mode").fetchone()[0])
 
 

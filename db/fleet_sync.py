@@ -169,7 +169,7 @@ class FleetSync(Part):
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
 
     def fleet_unknown(self, paths: Sequence[str]) -> list[str]:
-        """Those of these names under which nothing was fetched yet."""
+        """The names of these under which nothing was fetched yet."""
         sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM fleet_result r WHERE r.path = value)"
         values = (json.dumps(list(paths)),)
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
@@ -299,7 +299,7 @@ class FleetSync(Part):
         return self._db.read(lambda conn: int(conn.execute(sql, (environment.key, us(since_s))).fetchone()[0]))
 
     def fleet_found_by(self, environment: Environment) -> dict[tuple[str, str], str]:
-        """By (problem, covers) the host whose result was checked here and taken over."""
+        """The host whose result was checked here and taken over, by (problem, covers)."""
         sql = """
             SELECT p.text, f.covers, f.host FROM fleet_result f JOIN problem p ON p.id = f.problem_id
             JOIN environment e ON e.id = f.environment_id WHERE e.key = ? AND f.state = 'used'

@@ -352,6 +352,7 @@ def drop_lease(conn: sqlite3.Connection, work: Work) -> None:
 
 
 def known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environment) -> dict[str, int] | None:
+    """The numbers of a problem and an environment, as columns name them; None where either has no row."""
     found = conn.execute(
         "SELECT p.id, e.id FROM problem p, environment e WHERE p.rest = ? AND p.m = ? AND e.key = ?",
         (problem.rest, problem.m, environment.key),
@@ -360,6 +361,7 @@ def known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environme
 
 
 def rank(conn: sqlite3.Connection, environment: Environment, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of what waits in this environment, worth most first. facts: what _RANKED asks for, the time among them."""
     found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
     if found is None:
         return []

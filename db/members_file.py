@@ -167,6 +167,7 @@ class MembersFile:
         return self._ask(_PAGE_BY_HOUR, (since_us, hour, *by_hour, limit))
 
     def problem(self, number: int) -> dict[str, Any] | None:
+        """The problem of this number, as its columns; None when there is none."""
         return next(iter(self._rows(_PROBLEM, (number,))), None)
 
     def environment(self, number: int) -> tuple[dict[str, Any], dict[str, str]] | None:
@@ -179,11 +180,12 @@ class MembersFile:
         return device, dict(zip(names, (str(row["stamp"]) for row in now), strict=True))
 
     def run(self, number: int) -> str:
+        """The label of this number; an empty text when there is none."""
         found = self._ask("SELECT name FROM run WHERE id = ?", (number,))
         return found[0][0] if found else ""
 
     def sessions(self, since_us: int, until_us: int, after: tuple[Any, ...], limit: int) -> list[dict[str, Any]]:
-        """Those that spoke in this time, after this key (host, pid, started_us)."""
+        """Sessions that were heard of in this time, after this key (host, pid, started_us)."""
         return self._rows(_SESSIONS, (since_us, until_us, *after, limit))
 
     def reports(self, since_us: int, after: int, limit: int) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def progress_of(conn: sqlite3.Connection, file: MembersFile, now_us: int) -> Pro
 
 
 def others_since(conn: sqlite3.Connection, file: MembersFile) -> int | None:
-    """From when on its sessions and reports are to be read; None: a file moved aside, of which all were."""
+    """The time from which its sessions and reports are to be read; None: a file moved aside, all of which was read."""
     row = conn.execute("SELECT since_us, aside FROM ingest_file WHERE born = ?", (file.born,)).fetchone()
     if row is None or (row[1] and not file.aside):  # a new file that looks like the one before
         return 0
@@ -108,7 +108,7 @@ def marked(row: tuple[Any, ...], part: int) -> tuple[Any, ...]:
 
 
 def _hash(row: tuple[Any, ...], named: Named) -> str:
-    """By which the version before knew a row."""
+    """The hash by which the version before knew a row."""
     columns = [getattr(named.problem, name) for name in REST_OF_0_1_0]
     rest = "|".join(["" if value is None else str(value) for value in columns])
     stamps = sorted(named.environment.stamps.items())

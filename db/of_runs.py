@@ -34,7 +34,7 @@ def own_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) 
 
 
 def labels(path: Path) -> list[str]:
-    """Of the programs that were counted."""
+    """The labels of the programs that were counted."""
     return [row["name"] for row in ask(path, "SELECT name FROM run ORDER BY name")]
 
 

@@ -49,15 +49,15 @@ ORDER BY b.threads
 
 
 def other_threads(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
-    """Of problems called in the last since_s seconds that no solution serves: threads, tuned_threads, problems (n)."""
+    """Threads, tuned_threads and n problems of what was called in the last since_s seconds without a solution."""
     since = us((time.time() if now_s is None else now_s) - since_s)
     return ask(path, _ELSEWHERE, (since,))
 
 
 def tuned_with(path: Path, problem: Problem) -> list[int]:
-    """With which other numbers of threads the same product is tuned, by itself or by its bucket.
+    """The other numbers of threads with which the same product is tuned, by itself or by its bucket.
 
-    On the devices where this problem was seen; on any when it never was.
+    It looks at the devices where this problem was seen, at all when it never was.
     """
     if not problem.threads:
         return []

@@ -112,7 +112,7 @@ _MAY_STAND: Final = {"INTEGER": (int,), "REAL": (int, float), "TEXT": (str,), "B
 
 
 def _kinds(new: sqlite3.Connection, table: str, columns: list[str]) -> list[tuple[str, bool]]:
-    """Of each of these columns: its type, "" for one of the key, and whether it may hold NULL."""
+    """The type of each of these columns, "" for one of the key, and whether it may hold NULL."""
     found = {}
     for _, name, kind, never_null, _, in_key in new.execute(f"PRAGMA table_info({table})").fetchall():
         found[str(name)] = ("" if in_key else str(kind), not never_null)
@@ -254,7 +254,7 @@ def _drop_log(work: Path) -> None:
 
 
 def _template(work: Path) -> dict[int, bytes]:
-    """By number, the pages of a fresh database that belong to no table or index: those of the schema."""
+    """The pages of a fresh database that belong to no table or index, which are the schema's, by number."""
     fresh = work.with_name("fresh.db")
     if not fresh.exists():
         with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as conn:

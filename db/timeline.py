@@ -23,7 +23,7 @@ WHERE s.published_us >= :since GROUP BY device, slot ORDER BY device, slot
 
 
 def timeline(path: Path, *, slots: int, since_s: float, now_s: float | None = None) -> dict[str, list[dict[str, int]]]:
-    """By device `slots` equal stretches of the last since_s seconds: trials, problems, faster, best in each.
+    """Trials, problems, faster and best by device, in each of `slots` equal stretches of the last since_s seconds.
 
     trials: of candidates, the newest of each alone is kept, so that of long ago there may be fewer than there were.
     faster, best: verdicts that were published then.

@@ -54,7 +54,7 @@ class Account:
         self._announced = self._said_off = False
 
     def label(self, settings: Settings, role: str) -> None:
-        """From now on this process is known as `settings.run`, and as this part of it."""
+        """Have this process known as `settings.run` from now on, and as this part of it."""
         self._settings, self.role = settings, role
 
     def after_fork(self) -> None:

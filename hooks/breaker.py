@@ -9,7 +9,7 @@ REARM_S: Final = 300.0
 
 
 class Breaker:
-    """From failures and the time (any clock that only grows) it decides whether dispatch may go on."""
+    """Decides from failures and the time (any clock that only grows) whether dispatch may go on."""
 
     def __init__(self) -> None:
         self._failed_at_s: list[float] = []

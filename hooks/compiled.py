@@ -96,7 +96,7 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Of the one module: what finds it otherwise, with ourselves as its loader."""
+        """The spec of the one module as others find it, with ourselves as its loader."""
         if name != SCHEDULER:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

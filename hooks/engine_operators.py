@@ -47,7 +47,7 @@ class Operator:
 
     @cached_property
     def name(self) -> str:
-        """With its namespace: `_C::cutlass_scaled_mm`."""
+        """The operator's name with its namespace: `_C::cutlass_scaled_mm`."""
         return self.schema.partition("(")[0]
 
     @cached_property

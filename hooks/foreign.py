@@ -28,7 +28,7 @@ _MOST_TEXT: Final = 8000  # of all of it; the database takes a little more
 
 
 class ForeignOperators:
-    """Those that are seen in this process."""
+    """The operators of others that are seen in this process."""
 
     def __init__(self, operators: tuple[Operator, ...] = OPERATORS) -> None:
         self._operators = operators
@@ -108,7 +108,7 @@ class ForeignOperators:
 
 
 def _numbers(one: Operator, schema: Any) -> tuple[int, ...]:
-    """Of the arguments of an operator whose schemas differ. Raises ValueError where x or y is no tensor of its."""
+    """Places of the arguments of an operator whose schemas differ. Raises ValueError where x or y is no tensor."""
     tensors = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
     for name in filter(None, (one.x, one.y)):
         if name not in tensors:

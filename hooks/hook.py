@@ -113,7 +113,7 @@ class Hook:
 
     @property
     def flusher(self) -> Flusher:
-        """From the counters to the store."""
+        """Brings what was counted to the store."""
         return self.parts.flusher
 
     @property

@@ -137,7 +137,7 @@ class Patches:
         return (native.CAPTURE if self._counts else 0) | dispatch | (native.INVARIANT if self._invariant else 0)
 
     def switched_off(self) -> str:
-        """By what the user has switched it off; "" when it is on."""
+        """What the user has switched it off by; "" when it is on."""
         if self._settings.disabled:
             return "switched off by GEMMTUNED_DISABLE or AITER_BYPASS_TUNE_CONFIG"
         if self._settings.switched_off:
@@ -171,7 +171,7 @@ class Patches:
         return _of_others(self.overridden())
 
     def before_graph(self) -> None:
-        """Of what has come with an extension a moment ago, launches in the graph are counted too."""
+        """Look for operators once more: those that an extension has just brought are counted in the graph, too."""
         with suppress(Exception):  # the program's thread
             self.look_for_foreign()
         self._before_capture()

@@ -60,7 +60,7 @@ class UserLoader:
 
     @property
     def solutions(self) -> Solutions:
-        """Those a row carries whole."""
+        """The solutions that rows carry whole."""
         return Solutions.of(self.filed)
 
     def solutions_file(self, solution: Solution) -> Path | None:

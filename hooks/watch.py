@@ -59,7 +59,7 @@ def after_fork() -> None:
 
 
 def _tell_subscribers(generation: int) -> None:
-    """In a thread of the program's own: a callback may take its time, and may do all that threads do."""
+    """Call the callbacks in a thread of their own: one may take its time, and may do all that threads do."""
     if _subscribers:
         _untold.append(generation)
         threading.Thread(target=_tell_all, name="gemmtuned-reload", daemon=True).start()

@@ -62,7 +62,7 @@ def in_turns(lists: Iterable[Iterable[_T]]) -> Iterator[_T | None]:
 
 
 def shares_for(problem: Problem, device: Device, kernels: Iterable[str]) -> Shares:
-    """Those of `row_for`."""
+    """The shares that `row_for` gives."""
     table, row = _table(), row_for(problem, device, kernels)
     return Shares(row["backends"], row["kernels"], table["alike"], table["unmeasured"])
 

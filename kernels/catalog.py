@@ -64,7 +64,7 @@ def offers(problem: Problem, device: Device) -> dict[str, list[Offer]]:
 
 
 def candidates(problem: Problem, device: Device) -> dict[str, list[Candidate]]:
-    """Those of all offers that get a place, by backend."""
+    """The candidates that get a place among all that are offered, by backend."""
     return budget.deal(problem, device, offers(problem, device))
 
 

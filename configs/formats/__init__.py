@@ -92,7 +92,7 @@ def _read_json(path: Path) -> Imported:
 
 
 def _with_lost(found: Imported, pairs: list[tuple[str, Any]]) -> Imported:
-    """With a complaint for each entry that stands under a key once more, and that the last one hides."""
+    """Add a complaint for each entry whose key stands there twice: the last one hides it."""
     times = Counter(key for key, _ in pairs)
     seen: Counter[str] = Counter()
     for key, value in pairs:

@@ -136,7 +136,7 @@ class Compilers:
             raise TryLater(f"no kernel can be compiled here: {why}")
 
     def _why_it_ended(self, process: subprocess.Popen[bytes]) -> str:
-        """In words, with its last line of output."""
+        """Say in words why it ended, with its last line of output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GONE_S)  # its output ends a moment before it does
         code = process.returncode
@@ -149,7 +149,7 @@ class Compilers:
     def _answers(
         self, busy: dict[subprocess.Popen[bytes], tuple[Candidate, float]]
     ) -> list[tuple[subprocess.Popen[bytes], str | None]]:
-        """Of each process that has answered the reason it gave; None for one that ended or is past its deadline."""
+        """The reason that each process gave which has answered; None for one that ended or is past its deadline."""
         if not busy:
             return []
         soonest = min(until for _, until in busy.values())

@@ -232,7 +232,7 @@ class Subject:
 
     @classmethod
     def of(cls, problem: Problem, kernel: Kernel, default: Kernel, device: torch.device) -> Subject:
-        """With weights of its own."""
+        """Make a subject with weights of its own."""
         inputs = family_of(problem).make(problem, kind="randn", seed=20, device=device)
         case = case_of(problem, default, inputs, _narrow(problem, device))
         return cls(problem, kernel, default, inputs.weights, case.apart)

@@ -177,7 +177,7 @@ class GraphClock:
             self._check(recorded)
 
     def launches(self, arm: Arm) -> int:
-        """Of one reading of an arm that has been timed before."""
+        """How many launches one reading of an arm has that has been timed before."""
         recorded = self._recorded.get(id(arm))
         return recorded.launches if recorded else MIN_LAUNCHES
 

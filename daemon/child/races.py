@@ -34,17 +34,18 @@ _T = TypeVar("_T")
 
 
 class Races:
-    """Of one contest; coin: says who of a pair begins."""
+    """The races of one contest. coin: draws which of a pair begins."""
 
     def __init__(self, arms: Arms, clock: Clock, options: SearchOptions, coin: random.Random) -> None:
         self._arms, self._clock, self._options, self._coin = arms, clock, options, coin
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Of the device in the races after the first."""
+        """The states of the device in the races after the first."""
         return (RESTED, BUSY) if isinstance(self._clock, GraphClock) else (AS_IT_IS,)
 
     def time_alone(self, baseline: Arm) -> float:
+        """Median time of stock torch with no rival beside it, in us."""
         rounds = pairs_for(self._warm_up(baseline), SCREEN_S, least=SCREEN_PAIRS[0], most=SCREEN_PAIRS[1])
         return time_alone(baseline, clock=self._clock, rounds=rounds)
 
@@ -144,7 +145,7 @@ class Races:
         raise TryLater(f"others use the CPU: our threads waited for it {share:.0%} of the time, so no time counts")
 
     def _pairs(self, arm: Arm, call_us: float, budget_s: float, *, least: int, most: int) -> int:
-        """Of readings of an arm whose calls take so long; a GPU's readings are of many calls, but less noisy."""
+        """How many pairs of readings fit budget_s at call_us per call; a GPU's are of many calls, but less noisy."""
         if isinstance(self._clock, GraphClock):
             call_us *= self._clock.launches(arm)
             budget_s *= READINGS_S / SCREEN_S

@@ -26,7 +26,7 @@ _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth
 
 
 class Screening:
-    """Of one contest."""
+    """The screening of one contest."""
 
     def __init__(
         self, members: Sequence[Problem], arms: Arms, races: Races, trials: Trials, backends: Mapping[str, Backend]
@@ -80,7 +80,7 @@ class Screening:
             self.wrong_at_first[candidate] = str(err)
 
     def _screen_again(self, baseline: Arm, near: list[Entrant]) -> list[Entrant]:
-        """Those that one short race cannot tell apart, best first after another, twice as long."""
+        """Race those again, twice as long, that one short race cannot tell apart; best first."""
         looked = []
         for entrant in near:
             started = self._trials.start(entrant.candidate)

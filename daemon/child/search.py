@@ -192,7 +192,7 @@ class _Contest:
             raise CandidateFailed(f"{self.main}: torch's own kernel refuses: {first_line(err)}") from err
 
     def _compiled(self, offered: Sequence[Candidate]) -> list[Candidate]:
-        """Those that can be: what must be compiled is, in other processes, before operands are made on the device."""
+        """The candidates that compile; other processes do it before operands are made on the device."""
         todo = [c for c in offered if isinstance(BACKENDS[c.backend], CompiledBackend | AheadBackend)]
         if not todo:
             return list(offered)
@@ -203,7 +203,7 @@ class _Contest:
         return [candidate for candidate in offered if candidate not in failed]
 
     def _verify(self, entrants: list[Entrant]) -> list[Entrant]:
-        """Those that give right results at every member."""
+        """The entrants that give right results at every member."""
         for member in self.members:
             started = now_us()
             verdicts = verify(

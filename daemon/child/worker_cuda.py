@@ -64,7 +64,7 @@ class Speaker:
 
 
 def cap_memory(least_bytes: int) -> None:
-    """From now on torch refuses to hold more of the device than allowed_bytes, context not counted. 0: no cap."""
+    """Have torch refuse to hold more of the device than allowed_bytes from now on, context not counted. 0: no cap."""
     if least_bytes:
         free, total = torch.cuda.mem_get_info()
         torch.cuda.set_per_process_memory_fraction(min(allowed_bytes(free, least_bytes) / total, 1.0))

@@ -50,7 +50,7 @@ class Mean:
 
     @property
     def share(self) -> float | None:
-        """Of the whole device, 0 to 1; None when nothing is known."""
+        """The share of the whole device, 0 to 1; None when nothing is known."""
         return min(max(self.used_s / self.watched_s, 0.0), 1.0) if self.watched_s else None  # drivers may say 101 %
 
 

@@ -36,7 +36,7 @@ class Check:
 
     @classmethod
     def of(cls, work: Work, results: Sequence[ForeignResult]) -> Check | None:
-        """The check of the first of these; None when there is none."""
+        """The check of the first of these that holds a solution; None when there is none."""
         return next((cls(work, one) for one in results if one.solutions), None)
 
     def options(self, options: SearchOptions) -> SearchOptions:

@@ -47,7 +47,7 @@ class Request:
     _in_a_row: int = 0  # put off
 
     def open(self) -> list[Problem]:
-        """Those that this run has not come to an end with."""
+        """The problems that this run has not come to an end with."""
         return [p for p in self.problems if p not in self.settled]
 
     def left_out(self, members: Sequence[Problem]) -> bool:

@@ -117,7 +117,7 @@ class Tuned:
 
     @property
     def untried(self) -> frozenset[Problem]:
-        """Those of `failed` that nothing was begun for."""
+        """The problems of `failed` for which nothing was begun."""
         return frozenset(problem for problem, why in self.failed.items() if why == UNTRIED)
 
     def and_then(self, other: Tuned) -> Tuned:

@@ -25,7 +25,7 @@ class Users:
         self._at_s: float | None = None
 
     def of(self, seats: Sequence[SeatNotice]) -> dict[str, list[dict[str, Any]]]:
-        """By device id: {pid, name, cores} of each, the busiest first; cores: how much of a core it used since before.
+        """{pid, name, cores} of each user by device id, the busiest first; cores: how many it used since the last look.
 
         Our own processes are left out.  On a GPU those that the driver names; where it names none, as in a container,
         those that hold any GPU open, as far as we may look.

@@ -198,7 +198,7 @@ def tables() -> list[str]:
 
 
 def _schema(conn: sqlite3.Connection) -> dict[tuple[str, str], str | None]:
-    """By kind and name: how each object was made; not those of SQLite's and sqlite-utils' own."""
+    """How each object was made, by (kind, name); SQLite's and sqlite-utils' own are left out."""
     found = conn.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     return {
         (kind, name): sql for kind, name, sql in found if not name.startswith(("sqlite_", "_sqlite_", "idx__sqlite_"))

@@ -13,7 +13,7 @@ MOST: Final = 200  # of each
 
 
 def problems(incomplete: str) -> list[str]:
-    """Those that begin so, most expensive first; none where the home has no database that can be read."""
+    """Problems that begin so, most expensive first; none where the home has no database that can be read."""
     from gemmtuned.db import queries
 
     rows = _asked(queries.called)

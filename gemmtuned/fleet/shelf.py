@@ -135,7 +135,7 @@ class Shelf:
         return is_ours
 
     def _still_open(self, name: str, known: _Known, clock_s: float, won: list[Wanted]) -> list[Wanted]:
-        """Those for which no result came while we claimed: its host had dropped its own claim."""
+        """The units for which no result came while we claimed; a host that brings one drops its claim."""
         if won and self._claims:
             self._list(name, known, clock_s)
             come = [one for one in won if self._is_there(known, one.name, ahead=won)]

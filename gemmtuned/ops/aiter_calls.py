@@ -97,7 +97,7 @@ def is_installed() -> bool:
 
 @lru_cache(1)
 def calls() -> Mapping[str, Call]:
-    """By library: how to call it. Empty without AITER; libraries that this AITER lacks are left out."""
+    """How to call each library, by its name. Empty without AITER; libraries that this AITER lacks are left out."""
     if not is_installed():
         return {}
     aiter: Any = importlib.import_module("aiter")

@@ -146,7 +146,7 @@ class TunedGemm:
         return self.gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """In the place of torch.nn.functional.linear."""
+        """The call in the place of torch.nn.functional.linear: input [..., K], weight [N, K], bias [N]."""
         return self.gemm_a16w16(input, weight, bias)
 
     def _tuned(

@@ -135,7 +135,7 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
 
 
 def _three_parts(total: Row) -> str:
-    """Of the GEMM time what runs faster, is best with torch's own, has no verdict; and the gain, if there is one."""
+    """The shares of the GEMM time that run faster, are best with torch's own, have no verdict; and the gain, if any."""
     faster, best = total["faster_share"] or 0.0, total["best_share"] or 0.0
     said = (
         f"of the GEMM time {percent(faster)} runs faster, for {percent(best)} torch's own is best, "

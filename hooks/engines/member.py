@@ -39,7 +39,7 @@ def label_of(engine: str, model: str, split: int) -> str:
 
 
 def group_of(package: str, split: int) -> Any:
-    """Of the ranks that share the layers of one model; None where there is one rank."""
+    """The group of the ranks that share the layers of one model; None where there is one rank."""
     if split <= 1:
         return None
     return import_module(f"{package}.distributed.parallel_state").get_tp_group().cpu_group

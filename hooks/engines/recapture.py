@@ -48,7 +48,7 @@ def watch_vllm(engine: Any, log: logging.Logger) -> None:
 
 
 def _when_idle(engine: Any, queue: Any, callbacks: list[Any], wake: Any, log: logging.Logger) -> None:
-    """In a thread of the reload's: wait for the pause, then have the engine's own loop give the order."""
+    """Wait for the pause, in a thread of the reload's, then have the engine's own loop give the order."""
     quiet_s = 0.0
     while quiet_s < IDLE_S:
         sleep(LOOK_S)

@@ -181,7 +181,7 @@ def _slot(name: str) -> int:
 
 
 def _dim(slot: str, dim: int, rank: int) -> int:
-    """Of the tensor in the hook's slot."""
+    """The number that dimension `dim` of an operand has in the hook's slot, which holds W turned."""
     turns = slot in TURNED.values() and dim < rank and dim >= rank - 2
     return 2 * rank - 3 - dim if turns else dim
 

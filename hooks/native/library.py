@@ -340,7 +340,7 @@ class Native:
 
     @property
     def cublaslt_version(self) -> int:
-        """Of the cuBLASLt that launches call; 0 without one."""
+        """The version of the cuBLASLt that launches call; 0 without one."""
         return int(self._lib.gt_cublaslt_version())
 
     def failures(self) -> list[tuple[int, str, str]]:

@@ -28,6 +28,8 @@ class PackedProblem(ctypes.Structure):
 
 
 class Record(ctypes.Structure):
+    """What one cell counted since the last drain: calls by outcome, and the calls that were timed."""
+
     _fields_ = (
         ("key", PackedProblem),
         ("calls", ctypes.c_uint64 * 3),
@@ -37,6 +39,8 @@ class Record(ctypes.Structure):
 
 
 class GtRow(ctypes.Structure):
+    """One row of a table, as gt_load takes it."""
+
     _fields_ = (
         ("key", PackedProblem),
         ("id", ctypes.c_int32),
@@ -50,6 +54,8 @@ class GtRow(ctypes.Structure):
 
 
 class GtFailure(ctypes.Structure):
+    """A route that was switched off, and why."""
+
     _fields_ = (("id", ctypes.c_int32), ("how", ctypes.c_int32), ("reason", ctypes.c_char * 248))
 
 
@@ -128,6 +134,7 @@ def unpack(packed: PackedProblem) -> Problem:
 
 
 def sightings(record: Record) -> Iterator[Sighting]:
+    """What a record says, one sighting per outcome that was counted."""
     try:
         problem = unpack(record.key)
     except ProblemError:

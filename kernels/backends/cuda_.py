@@ -47,7 +47,7 @@ class Cuda:
         return kernel_stamps(self.name, versions)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """Those that get a place among our own kernels."""
+        """The candidates that get a place among our own kernels."""
         try:
             found = catalog.candidates(problem, self._device())
         except CandidateFailed:

@@ -48,7 +48,7 @@ class Triton:
         return kernel_stamps(self.name, {name: f"{version}/{device.arch}/{s}" for name, s in kernel_hashes().items()})
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """Those that get a place among our own kernels."""
+        """The candidates that get a place among our own kernels."""
         try:
             found = catalog.candidates(problem, self._device())
         except CandidateFailed:

@@ -123,7 +123,7 @@ def compiled(
 
 
 def _prune(folder: Path) -> None:
-    """Of more than KEPT the older half goes: what is published has a copy of its own."""
+    """Remove the older half where there are more than KEPT: what is published has a copy of its own."""
     names = list(folder.iterdir())
     if len(names) > KEPT:
         for path in sorted(names, key=lambda path: path.stat().st_mtime)[: KEPT // 2]:

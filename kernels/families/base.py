@@ -150,7 +150,7 @@ class Family:
         ]
 
     def weight_bytes(self, problem: Problem) -> int:
-        """Of all weights together."""
+        """Bytes of all weights together."""
         weights = (o for o in self.operands if o.weight and o.is_in(problem))
         return sum(torch.Size(o.shape(problem)).numel() * o.torch_dtype(problem).itemsize for o in weights)
 

@@ -103,7 +103,7 @@ class Edit:
 
 
 def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Iterator[Edit]:
-    """Those that a kernel of this problem must bear.
+    """The edits that a kernel of this problem must bear.
 
     thorough: each value on every line, and each magnitude and zero in the whole of X and of W: some 25 calls more.
     A packed weight is a copy by the user's will: it is left alone.

@@ -88,7 +88,7 @@ class Operand:
         return tuple(1 if step is None else -(-size // step) for size, step in zip(sizes, steps, strict=True))
 
     def steps(self, problem: Problem) -> tuple[int | None, ...]:
-        """Of a scale: for each axis how many values one scale stands for; None is all of them, but of one expert."""
+        """How many values along each axis one scale stands for; None is all of them, of one expert."""
         block = SCALED_BLOCKS[problem.wscale if self.weight else problem.scale]
         return tuple(1 if axis == "e" else block[1] if axis in _REDUCED else block[0] for axis in self.axes)
 

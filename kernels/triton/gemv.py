@@ -44,7 +44,7 @@ _MOST_WARPS = tl.constexpr(max(WARPS_ADDED_UP))
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """In us; bandwidth in bytes a us.
+    """Constants of the estimate in us; bandwidth in bytes per us.
 
     latency: bytes in flight over it are the rate.  load: of a value that a thread reads at once.  beyond: of each part
     of K read beyond its end.  whole: where all steps are at once.

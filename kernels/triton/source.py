@@ -59,7 +59,7 @@ class _File:
         self.kernel: str = ast.literal_eval(self._declared["name"]) if self._declared else ""
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Those of the kernel."""
+        """The parameters of the kernel's configs."""
         declared: Any = self._declared["parameters"]  # a tuple of calls
         return tuple(
             Parameter(
