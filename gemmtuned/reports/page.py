@@ -97,6 +97,7 @@ def _figures(data: Data) -> dict[str, Any]:
         "version": __version__,
         "made": _moment(data.now_s * 1e6),
         "window": span(data.since_s),
+        "devices": sorted({row["device"] for row in (*data.served, *data.untuned)}),
         "database": data.database,
         "time_us": time_us,
         "calls": sum(row["calls"] for row in data.served),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from store_cases import DAY, HOUR, NEW, found, open_store, problem, saw
+from store_cases import CPU, DAY, HOUR, NEW, found, open_store, problem, saw
 from typer.testing import CliRunner
 
 from gemmtuned._testing import faults
 from gemmtuned.cli import build
+from gemmtuned.configs.solution import Environment
 from gemmtuned.db.timeline import timeline
 from gemmtuned.reports.page import collect, render
 
@@ -108,7 +110,7 @@ def test_a_layer_sums_its_sizes_and_a_bucket_serves_the_sizes_in_it(page: str) -
     assert row is not None
     cells = re.findall(r">([^<]*)</td>", row[0])
     # M = 8: 4800 calls of 10 us, twice as fast; M = 70: 2400 of 20 us, four times as fast through the bucket up to 80
-    assert cells[1:-1] == ["8 to 70 (2 sizes)", "7,200", "96.0 ms", "36.0 ms", "2.67x", "100.0 %", "0.0 %", "0.0 %"]
+    assert cells[1:] == ["8 to 70 (2 sizes)", "7,200", "96.0 ms", "36.0 ms", "2.67x", "100.0 %", "0.0 %", "0.0 %"]
 
 
 def test_the_three_answers_are_told_apart(page: str) -> None:
@@ -166,6 +168,19 @@ def test_what_was_tried_and_found_lies_in_time(tmp_path: Path) -> None:
     assert made["cpu-test"][-1] == {"trials": 0, "problems": 0, "faster": 1, "best": 0}
     page = render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
     assert "What was tuned when" in page and "1 trials of 1 problems" in page
+
+
+def test_a_devices_name_takes_a_column_only_beside_another_one(page: str, tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    other = Environment(replace(CPU, key="cpu-other"), NEW.stamps)
+    store.add_sightings("r", other, [saw(problem())], now_s=NOW_S)
+    store.close()
+    of_two = render(collect(tmp_path / "tune.db", since_s=7 * 86400, now_s=NOW_S))
+
+    assert "traffic of the last 7 days on cpu-test." in page and page.count("cpu-test") == 3  # and where it tuned
+    assert ">device</th>" not in page
+    assert "traffic of the last 7 days." in of_two and of_two.count(">device</th>") == 3
+    assert {"cpu-test", "cpu-other"} <= {*re.findall(r">([^<]*)</td>", of_two)}
 
 
 def test_the_page_has_a_dark_form_a_narrow_one_and_one_for_paper(page: str) -> None:

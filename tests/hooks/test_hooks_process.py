@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -405,6 +406,34 @@ def test_a_forked_child_has_one_thread_whatever_begins_it(home: Home) -> None:
     )
 
     assert done.said == [True, 1], done.err
+
+
+@pytest.mark.parametrize(("flush_s", "kept"), [("60", {}), ("0.1", {(str(LINEAR), "miss"): 1})])
+def test_a_program_that_dies_by_a_signal_leaves_what_was_flushed_before(
+    home: Home, flush_s: str, kept: dict[tuple[str, str], int]
+) -> None:
+    done = home.run(
+        """
+        import os, signal, sqlite3, sys, time, torch
+        torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+        until = time.monotonic() + float(sys.argv[2])
+        found = False
+        while not found and time.monotonic() < until:
+            time.sleep(0.05)
+            try:
+                store = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
+                found = store.execute("SELECT 1 FROM problem").fetchall()
+            except sqlite3.OperationalError:
+                pass  # it is being made
+        os.kill(os.getpid(), signal.SIGTERM)
+        """,
+        str(home.path / "tune.db"),
+        "0.3" if not kept else "30",
+        GEMMTUNED_FLUSH_S=flush_s,
+    )
+
+    assert done.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    assert (home.counts() if (home.path / "tune.db").exists() else {}) == kept
 
 
 def test_a_program_that_counts_nothing_leaves_nothing(home: Home) -> None:
