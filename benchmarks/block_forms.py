@@ -11,7 +11,7 @@ from torch import Tensor
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.dtypes import torch_dtype
 from gemmtuned.kernels.kernel import Run
-from gemmtuned.kernels.scaled_by_torch import as_torch_takes, scaled_mm
+from gemmtuned.kernels.scaled_by_torch import blocks_as_torch_takes, rows_as_torch_takes, scaled_mm
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +19,17 @@ class Copied:
     """torch._scaled_mm of copies of X and scales of the least sizes that it takes, made once and not timed."""
 
     problem: Problem
-    made: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # for all weights
 
     def bind(self, w: Tensor, scale_w: Tensor) -> Run:
         """As Kernel.bind."""
         out, fast = torch_dtype(self.problem.out_dtype), self.problem.math_mode == "reduced"
+        of_w = blocks_as_torch_takes(scale_w.mT)
 
         def run(x: Tensor, scale_x: Tensor, bias: Tensor | None = None) -> Tensor:
-            which = x.data_ptr(), w.data_ptr()
-            if which not in self.made:
-                self.made[which] = as_torch_takes(x, scale_x, scale_w.mT)
-            rows, of_x, of_w = self.made[which]
+            if x.data_ptr() not in self.rows:
+                self.rows[x.data_ptr()] = rows_as_torch_takes(x, scale_x)
+            rows, of_x = self.rows[x.data_ptr()]
             return scaled_mm(rows, w.mT, of_x, of_w, bias, out, fast=fast)[: self.problem.m]
 
         return run

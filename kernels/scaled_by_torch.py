@@ -57,26 +57,31 @@ def block_product(
 ) -> Tensor:
     """x [M, K] by w [N, K] with of_x [M, K/128] and of_w [N/128, K/128], sizes rounded up, of any strides."""
     if torch_takes(x, w, dtype, "1x128"):
-        rows, of_rows, of_blocks = as_torch_takes(x, of_x, of_w)
-        return scaled_mm(rows, w, of_rows, of_blocks, None, dtype, fast=fast)[: x.shape[0]]
+        rows, of_rows = rows_as_torch_takes(x, of_x)
+        return scaled_mm(rows, w, of_rows, blocks_as_torch_takes(of_w), None, dtype, fast=fast)[: x.shape[0]]
     spread = of_x.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
     return ((x.float() * spread) @ dequantised(w, of_w, "128x128", torch.float32).t()).to(dtype)
 
 
-def as_torch_takes(x: Tensor, of_x: Tensor, of_w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(x, its scales, those of W [K/128, N/128]) for torch._scaled_mm: copies where they do not lie so."""
-    more, (across, blocks) = -x.shape[0] % _MULTIPLE, of_w.shape
+def rows_as_torch_takes(x: Tensor, of_x: Tensor) -> tuple[Tensor, Tensor]:
+    """x and its scales: copies where they do not lie so."""
+    more = -x.shape[0] % _MULTIPLE
     if more:
         x = F.pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype)
         of_x = F.pad(of_x, (0, 0, 0, more))
     of_x = of_x.t().contiguous().t()  # those of one block of K side by side
-    of_x = of_x.clone() if of_x.storage_offset() % _ALIGNED else of_x
+    return x, of_x.clone() if of_x.storage_offset() % _ALIGNED else of_x
+
+
+def blocks_as_torch_takes(of_w: Tensor) -> Tensor:
+    """The scales of W, [N/128, K/128], as [K/128, N/128]: a copy where they do not lie so."""
+    across, blocks = of_w.shape
     room = blocks + -blocks % _MULTIPLE
     if of_w.stride() != (room, 1) or of_w.storage_offset() % _ALIGNED:
         wide = of_w.new_zeros(across, room)
         wide[:, :blocks] = of_w
         of_w = wide[:, :blocks]
-    return x, of_x, of_w.t()
+    return of_w.t()
 
 
 def needs_copies(m: int, k: int) -> bool:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")  # timing.py measures the floor with it
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import block_forms
 import families
 import int8_forms
 import torch
@@ -74,6 +75,13 @@ def test_blocks_of_one_row_are_held_against_copies_that_torch_takes() -> None:
     row = {"kind": "block", **families.measure(families.problem_of("block", 1, 256, 512), HERE, found, turns)}
     (line,) = families.summary([row])
     assert line["over_copied"] == pytest.approx(1.3) and line["torch_over_copied"] == pytest.approx(20 / 13, rel=1e-3)
+    problem = families.problem_of("block", 1, 256, 384)
+    inputs = family_of(problem).make(problem, kind="randn", seed=0, device=torch.device("cpu"))
+    form = block_forms.Copied(problem)
+    with pytest.raises((RuntimeError, ValueError)):  # CPUs have no such product
+        inputs.run(form)
+    ((rows, of_x),) = form.rows.values()  # which no later call makes again
+    assert rows.shape == (4, 384) and of_x.stride() == (1, 4)
     assert "copied_us" not in families.measure(families.problem_of("block", 4, 256, 512), HERE, found, turns)
 
 

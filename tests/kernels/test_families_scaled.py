@@ -26,7 +26,7 @@ from gemmtuned.kernels.families import family_of, tunable
 from gemmtuned.kernels.families.base import PADDED
 from gemmtuned.kernels.families.operand import spread_out
 from gemmtuned.kernels.kernel import StatelessKernel
-from gemmtuned.kernels.scaled_by_torch import as_torch_takes, block_product
+from gemmtuned.kernels.scaled_by_torch import block_product, blocks_as_torch_takes, rows_as_torch_takes
 from gemmtuned.kernels.torch_flags import as_called
 
 CPU = torch.device("cpu")
@@ -163,15 +163,14 @@ def test_copies_that_torch_takes_of_blocks_are_as_cublaslt_reads_them(m: int, k:
     p = replace(BLOCK, m=m, k=k, threads=0, scale_layout="row", wscale_layout="row")
     made = family_of(p).make(p, kind="apart", seed=2, device=CPU)
     x, w, of_x, of_w = (made[name] for name in ("x", "w", "scale_x", "scale_w"))
-    rows, sx, sw = as_torch_takes(x, of_x, of_w.mT)
+    (rows, sx), sw = rows_as_torch_takes(x, of_x), blocks_as_torch_takes(of_w.mT)
     depth = k // 128
     assert rows.shape == (-(-m // 4) * 4, k) and sx.stride() == (1, rows.shape[0])
     assert sw.shape == (depth, 3) and sw.stride() == (1, -(-depth // 4) * 4)
     assert torch.equal(bits(rows[:m]), bits(x)) and not rows[m:].float().any()
     assert torch.equal(sx[:m], of_x) and torch.equal(sw, of_w)
     assert (rows.data_ptr() == x.data_ptr()) == (m % 4 == 0) and (sw.data_ptr() == of_w.data_ptr()) == (depth % 4 == 0)
-    _, _, moved = as_torch_takes(x, of_x, of_w.mT.new_zeros(3 * depth + 1)[1:].view(3, depth))
-    assert moved.data_ptr() % 16 == 0
+    assert blocks_as_torch_takes(of_w.new_zeros(3 * depth + 1)[1:].view(3, depth)).data_ptr() % 16 == 0
     y = block_product(x, w.mT, of_x, of_w.mT, torch.float32)
     wide = block_product(rows, w.mT, sx, sw.mT, torch.float32)[:m]
     assert torch.allclose(y, wide, rtol=1e-4, atol=1e-4) and y.abs().max() > 0
