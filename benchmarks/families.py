@@ -12,7 +12,8 @@ core's own sums, `block`, scales of 1x128 by 128x128 (where M is no multiple of 
 product of copies made ahead, `copied`; `torch` makes them at every call), `int8`, with one scale a row, beside
 `_int_mm` alone (`int_mm`, with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales
 behind it (`int_mm_fused`: the best that torch has), and `grouped` and `grouped_nn`, bf16 products of --groups weights
-with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows, and `batched` and `batched_nn`,
+with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows, `grouped_row` and
+`grouped_row_fast`, the same of fp8 with one scale a row (torch._scaled_grouped_mm), and `batched` and `batched_nn`,
 torch.bmm of --groups matrices in bf16 (the attention of DeepSeek-V3: 16 of 512x128 and 128x512).  Every problem is a
 line of families.jsonl as it is done.
 """
@@ -50,7 +51,9 @@ from gemmtuned.kernels.kernel import Kernel
 from gemmtuned.kernels.torch_flags import as_called
 
 FAST = {"math_mode": "reduced"}
-GROUPED = ("grouped", "grouped_nn")
+OF_GROUPS = ("grouped_row", "grouped_row_fast")
+GROUPED = ("grouped", "grouped_nn", *OF_GROUPS)
+ON_GPUS_ALONE = ("block", *OF_GROUPS)
 BATCHED = ("batched", "batched_nn")
 KINDS: dict[str, dict[str, str]] = {
     "row": {"scale": "row"}, "row_fast": {"scale": "row"} | FAST, "tensor": {"scale": "tensor"},
@@ -71,6 +74,12 @@ Turns = Callable[[Problem, Sequence[Candidate]], tuple[list[list[float]], float]
 
 def problem_of(kind: str, m: int, n: int, k: int, *, threads: int = 0, groups: int = 1) -> Problem:
     """The problem as the hook keys the call; block scales lie as ATen/native/cuda/ScaledBlas.cpp asks for them."""
+    if kind in OF_GROUPS:
+        fast = FAST if kind.endswith("fast") else {}
+        return Problem(
+            family="grouped", batch=groups, m=m, n=n, k=k, dtype="fp8_e4m3", out_dtype="bf16", scale="row",
+            threads=threads, **fast,
+        )  # type: ignore[arg-type]  # fmt: skip
     if kind in (*GROUPED, *BATCHED):
         family, _, layout = kind.partition("_")
         return Problem(
@@ -140,7 +149,7 @@ def turns_on_gpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
             kernel = kernel_of(candidate, problem)
             calls = bench.arm(str(candidate), kernel, problem).calls
             runs.append(timer.prepare(lambda i, calls=calls: calls[i % len(calls)](), launches))  # type: ignore[misc]
-        floors = floor_launches(timer, [_read(problem, bench, w) for w, *_ in bench.weights], launches)
+        floors = floor_launches(timer, _read_of(problem, bench), launches)
         times = timer.measure([*runs, *floors], dense.ROUNDS + 2)
     us = [[t / launches for t in series[2:]] for series in times]
     return us[: len(candidates)], min(statistics.median(series) for series in us[len(candidates) :])
@@ -153,15 +162,22 @@ def kernel_of(candidate: Candidate, problem: Problem) -> Kernel:
     return BACKENDS[candidate.backend].prepare(candidate, problem)
 
 
-def _read(problem: Problem, bench: Bench, w: torch.Tensor) -> torch.Tensor:
-    """What of a weight is read: all of it, or as many groups as have rows."""
+def _read_of(problem: Problem, bench: Bench) -> list[torch.Tensor]:
+    """What of each copy of the weights is read: all of it, or as many groups as have rows.
+
+    Large copies lie over each other, one group further each: other groups of each, so that none has just been read.
+    """
+    weights = [w for w, *_ in bench.weights]
+    if problem.family == "scaled":
+        return [w.t().view(torch.bfloat16) for w in weights]
+    whole = [w.mT if problem.layout[1] == "t" else w for w in weights]
     if problem.family == "batched":
-        return w.mT if problem.layout[1] == "t" else w
-    if problem.family != "grouped":
-        return w.t().view(torch.bfloat16)
+        return whole
     offs = bench.inputs(problem)["offs"].long()
     used = torch.unique(torch.searchsorted(offs, torch.arange(problem.m, device=offs.device), right=True)).numel()
-    return (w.mT if problem.layout[1] == "t" else w)[:used]
+    starts = [i * used % (problem.batch - used + 1) for i in range(len(whole))]
+    read = [w[start : start + used] for w, start in zip(whole, starts, strict=True)]
+    return [w.view(torch.bfloat16) if w.element_size() == 1 else w for w in read]
 
 
 def tune_on_cpu(problem: Problem, here: Environment) -> dict[str, Any]:
@@ -179,7 +195,7 @@ def turns_on_cpu(problem: Problem, candidates: Sequence[Candidate]) -> tuple[lis
     with as_called(problem):
         bench = Bench(problem, torch.device("cpu"))
         arms = [bench.arm(str(c), kernel_of(c, problem), problem) for c in candidates]
-        read = [_read(problem, bench, w).contiguous().view(torch.uint8) for w, *_ in bench.weights]
+        read = [w.contiguous().view(torch.uint8) for w in _read_of(problem, bench)]
         arms.append(Arm("floor", [lambda w=w: w.sum() for w in read]))  # type: ignore[misc]
         us = [[clock.us(arm, (i % len(arm.calls),)) for i in range(rounds)] for arm in arms]
     return us[:-1], statistics.median(us[-1])
@@ -231,7 +247,7 @@ def main() -> None:
     turns: Turns = turns_on_gpu
     threads = 0
     if args.dry_run:
-        kinds, ms, sizes, threads = [k for k in kinds if k != "block"], [m for m in ms if m <= 16], DRY, 1
+        kinds, ms, sizes, threads = [k for k in kinds if k not in ON_GPUS_ALONE], [m for m in ms if m <= 16], DRY, 1
         tune, turns = tune_on_cpu, turns_on_cpu
     here = environment(cpu_device() if args.dry_run else cuda_device(0))
     rows = dense.read_lines(args.resume)

@@ -13,6 +13,7 @@ from gemmtuned.configs.problem import Problem
 SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
 INT8: Final = ("i8", "i8")  # scaled, too, with one scale a tensor or a row
 SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
+GROUPED_SCALED: Final = ("fp8_e4m3", "bf16", "row")  # type of X and W, of Y, and what scales stand for
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
 WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
 _WITH_WIDENED: Final = ("dense", "batched")
@@ -50,6 +51,8 @@ def can_tune(problem: Problem) -> bool:
             return False
         on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
         return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
+    if p.family == "grouped" and p.scale != "none":
+        return is_scaled_grouped(p) and not p.threads
     if p.family == "weight_only":
         return is_weight_only(p) and p.batch == 1
     wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads
@@ -77,6 +80,16 @@ def is_weight_only(problem: Problem) -> bool:
 def group_of(problem: Problem) -> int:
     """Values of K with one scale, of 4 bits."""
     return int(problem.wscale.partition("x")[2])
+
+
+def is_scaled_grouped(problem: Problem) -> bool:
+    """Whether it is what torch._scaled_grouped_mm takes in fp8, with a value for each row of X and of each W."""
+    p = problem
+    dtype, out, scale = GROUPED_SCALED
+    types, scales = (p.dtype, p.wdtype, p.out_dtype), (p.scale, p.scale_dtype, p.scale_layout)
+    of_w = (p.wscale, p.wscale_dtype, p.wscale_layout)
+    plain = p.family == "grouped" and p.layout == "nt" and p.weight_state == "plain" and not p.bias
+    return plain and types == (dtype, dtype, out) and scales == of_w == (scale, "fp32", "row")
 
 
 def has_scales(types: tuple[str, str], scales: tuple[str, str]) -> bool:

@@ -21,6 +21,7 @@ from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
+from gemmtuned.configs.tunable import is_scaled_grouped
 
 # Backends that the native hook can run, with its codes (routes.h). 0 is stock torch.
 NATIVE_CODES: Final = {
@@ -183,6 +184,13 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+def _known_scales(problem: Problem) -> bool:
+    """Whether it has scales of X where its family has them, and none where it has not; groups may have them by rows."""
+    if problem.family == "grouped":
+        return problem.scale == "none" or is_scaled_grouped(problem)
+    return (problem.scale != "none") == (problem.family == "scaled")
+
+
 def _refusal(solution: Solution, environment: Environment | None, failed: frozenset[int]) -> str:
     if solution.state not in LIVE_STATES:
         return f"state is {solution.state}"
@@ -193,9 +201,7 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
     elif p.family not in FAMILIES:
         if solution.backend in NATIVE_CODES and solution.backend != DEFAULT_BACKEND:
             return f"family {p.family} is of another package: only registered operators run it"
-    elif solution.backend != DEFAULT_BACKEND and (
-        p.family not in SERVED or (p.scale != "none") != (p.family == "scaled")
-    ):
+    elif solution.backend != DEFAULT_BACKEND and (p.family not in SERVED or not _known_scales(p)):
         return f"{p.family} products (scale {p.scale}) run on stock torch in this version"
     if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"

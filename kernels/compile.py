@@ -29,6 +29,8 @@ from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import BARRIER_BYTES, LaunchRecord
 
 _POINTERS: Final = ("x", "w", "bias", "y")
+_ANYWHERE: Final = ("offs", "scale_x", "scale_w")  # torch lets them begin at any element
+_TRITONS: Final = {"fp8_e4m3": "fp8e4nv"}  # data types that Triton has another name for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +74,9 @@ def source(record: LaunchRecord) -> ASTSource:
     if record.kernel not in known:
         raise CandidateFailed(f"{record.kernel}: no such kernel, expected one of {', '.join(known)}")
     kernel = _named(known[record.kernel], record)
-    pointer = f"*{record.dtype}"
-    kinds = dict.fromkeys(_POINTERS, pointer) | {"partials": "*fp32", "counters": "*i32", "offs": "*i32"}
+    types = {**dict.fromkeys(_POINTERS, record.dtype), "partials": "fp32", "counters": "i32", "offs": "i32"}
+    types |= record.types
+    kinds = {name: f"*{_TRITONS.get(dtype, dtype)}" for name, dtype in types.items()}
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     assumed: dict[tuple[int, ...], list[list[Any]]] = {}
@@ -83,7 +86,7 @@ def source(record: LaunchRecord) -> ASTSource:
             constants[(index,)] = record.constants.get(name)
             continue
         signature[name] = kinds.get(name, "i32")
-        if name in kinds and name != "offs":  # torch lets it begin anywhere
+        if name in kinds and name not in _ANYWHERE:
             assumed[(index,)] = [["tt.divisibility", POINTER_ALIGN]]
         elif name.startswith("ld") and record.ld_multiple > 1:
             assumed[(index,)] = [["tt.divisibility", record.ld_multiple]]

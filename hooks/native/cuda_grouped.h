@@ -1,4 +1,4 @@
-// Groups of rows on GPUs (2-D by 3-D): _grouped_mm, and _scaled_grouped_mm, which no route of ours serves yet.
+// Groups of rows on GPUs (2-D by 3-D): _grouped_mm, and _scaled_grouped_mm, which routes serve where it has a scale a row.
 //
 // The number of groups is the batch. Other forms, as those of a backward pass (2-D by 2-D), are torch's, uncounted. As with
 // the private operators of cuda.h, each is registered where this torch has it so (install.h).
@@ -58,14 +58,33 @@ inline BothScales scales_of_groups(const Tensor& a, const Tensor& b, at::TensorL
   return {x, y, x.kind != UNSCALED && y.kind != UNSCALED};
 }
 
+// Whether a kernel can find the groups' rows: it reads their ends on the device, and adds nothing.
+inline bool groups_are_routable(const Tensor& a, const OptionalTensor& offsets, const OptionalTensor& bias) {
+  return offsets && offsets->dim() == 1 && offsets->scalar_type() == at::kInt && !bias &&
+         offsets->device() == a.device();
+}
+
+struct ScaledGroupsCall {
+  const Tensor &a, &b;
+  const Tensor *scale_a, *scale_b;  // null where there are several of one operand, which no kernel of ours takes
+  const OptionalTensor &offsets, &bias;
+  std::optional<at::ScalarType> type;
+  bool fast, routable;
+};
+
+// scales: what both stand for, told after the operands are known to be groups of rows that fit.
 template <class Scales, class Stock>
-Tensor count_scaled_groups(const Tensor& a, const Tensor& b, const OptionalTensor& bias,
-                           std::optional<at::ScalarType> type, bool fast, const Scales& scales, const Stock& stock) {
+Tensor scaled_groups(const ScaledGroupsCall& c, const Scales& scales, const Stock& stock) {
   Problem p;
-  if (off() || !describe_grouped(p, a, b, type.value_or(at::kBFloat16)) ||
-      !describe_scaled(p, scales(), a, bias.has_value(), fast))
+  if (off() || !describe_grouped(p, c.a, c.b, c.type.value_or(at::kBFloat16)) ||
+      !describe_scaled(p, scales(), c.a, c.bias.has_value(), c.fast))
     return stock();
-  return call<Cuda>(p, slots_of(a, b), COUNTED_ONLY, stock);
+  Slots slots = slots_of(c.a, c.b);
+  slots.t[SLOT_SCALE_X] = c.scale_a, slots.t[SLOT_SCALE_W] = c.scale_b;
+  if (c.offsets) slots.t[SLOT_OFFS] = &*c.offsets;
+  const auto here = [&](const Tensor* t) { return t && t->device() == c.a.device(); };
+  const bool routable = c.routable && groups_are_routable(c.a, c.offsets, c.bias) && here(c.scale_a) && here(c.scale_b);
+  return call<Cuda>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, stock);
 }
 
 #ifdef GEMMTUNED_GROUPED_MM
@@ -77,9 +96,7 @@ Tensor grouped_mm(const T& a, const T& b, const OptionalTensor& offsets, const O
   if (off() || !describe_grouped(p, a, b, type.value_or(a.scalar_type()))) return stock();
   Slots slots = slots_of(a, b);
   if (offsets) slots.t[SLOT_OFFS] = &*offsets;
-  const bool routable =
-      offsets && offsets->dim() == 1 && offsets->scalar_type() == at::kInt && !bias && offsets->device() == a.device();
-  return call<Cuda>(p, slots, routable ? ROUTABLE : COUNTED_ONLY, stock);
+  return call<Cuda>(p, slots, groups_are_routable(a, offsets, bias) ? ROUTABLE : COUNTED_ONLY, stock);
 }
 #endif
 
@@ -91,7 +108,8 @@ Tensor scaled_grouped_mm(const T& a, const T& b, const T& scale_a, const T& scal
   const auto stock = [&] {
     return at::cuda::_scaled_grouped_mm(a, b, scale_a, scale_b, offsets, bias, scale_result, type, fast);
   };
-  return count_scaled_groups(a, b, bias, type, fast, [&] { return scales_of_groups(a, b, scale_a, scale_b); }, stock);
+  const auto scales = [&] { return scales_of_groups(a, b, scale_a, scale_b); };
+  return scaled_groups({a, b, &scale_a, &scale_b, offsets, bias, type, fast, !scale_result}, scales, stock);
 }
 #endif
 
@@ -114,7 +132,8 @@ struct ScaledGroupedV2 {
     const auto scales = [&] {
       return scales_of_groups(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b);
     };
-    return count_scaled_groups(a, b, bias, type, fast, scales, stock);
+    const auto one = [](Scales of) { return of.size() == 1 ? &of[0] : nullptr; };
+    return scaled_groups({a, b, one(scale_a), one(scale_b), offsets, bias, type, fast, true}, scales, stock);
   }
 };
 

@@ -8,6 +8,7 @@ an even seed all sizes are as likely, in the others groups are as popular as Zip
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -44,18 +45,7 @@ class Grouped(Family):
     def draw(self, problem: Problem, kind: str, seed: int, device: torch.device, *, weights: bool) -> dict[str, Tensor]:
         """As Family.draw."""
         found = Family.draw(self, problem, kind, seed, device, weights=weights)
-        random = torch.Generator().manual_seed(2 * seed + 0x0FF5)
-        if seed % 2:
-            popular = 1 / (1.0 + torch.randperm(problem.batch, generator=random))
-            rows = torch.multinomial(popular, problem.m, replacement=True, generator=random)
-            ends = torch.bincount(rows, minlength=problem.batch).cumsum(0)
-        else:
-            ends = torch.randint(0, problem.m + 1, (problem.batch,), generator=random).sort().values
-        if problem.batch > 1:
-            empty = int(torch.randint(1, problem.batch, (), generator=random))
-            ends[empty] = ends[empty - 1]
-        ends[-1] = problem.m
-        found["offs"] = ends.to(device, torch.int32)
+        found["offs"] = ends_of_groups(problem, seed).to(device)
         return found
 
     def weight_bytes(self, problem: Problem) -> int:
@@ -70,10 +60,11 @@ class Grouped(Family):
         """
         if count * Family.weight_bytes(self, problem) <= WHOLE_BYTES:
             return Family.weight_copies(self, problem, count=count, device=device)
-        w = self.named("w")
-        alike = self.draw(problem.with_m(1), "randn", 0, device, weights=True)["w"][:1]
-        whole, _ = self.lay(problem, w, alike.expand(problem.batch + count - 1, -1, -1))
-        return [(whole[i : i + problem.batch],) for i in range(count)]
+        one = self.draw(replace(problem, batch=1, m=1), "randn", 0, device, weights=True)
+        alike = [(o, one[o.name]) for o in self.operands if o.weight]
+        many = problem.batch + count - 1
+        wholes = [self.lay(problem, o, t.expand(many, *t.shape[1:]))[0] for o, t in alike]
+        return [tuple(whole[i : i + problem.batch] for whole in wholes) for i in range(count)]
 
     def rows(self, problem: Problem, inputs: Inputs, index: Tensor) -> tuple[Tensor | None, ...]:
         """As Family.rows; the groups end with them."""
@@ -90,6 +81,22 @@ class Grouped(Family):
         for g in sorted(set(group.tolist())):
             y[group == g] = x[group == g] @ w64[g]
         return y
+
+
+def ends_of_groups(problem: Problem, seed: int) -> Tensor:
+    """Where each group's rows end: all rows are dealt out, and one group has none where there are several."""
+    random = torch.Generator().manual_seed(2 * seed + 0x0FF5)
+    if seed % 2:
+        popular = 1 / (1.0 + torch.randperm(problem.batch, generator=random))
+        rows = torch.multinomial(popular, problem.m, replacement=True, generator=random)
+        ends = torch.bincount(rows, minlength=problem.batch).cumsum(0)
+    else:
+        ends = torch.randint(0, problem.m + 1, (problem.batch,), generator=random).sort().values
+    if problem.batch > 1:
+        empty = int(torch.randint(1, problem.batch, (), generator=random))
+        ends[empty] = ends[empty - 1]
+    ends[-1] = problem.m
+    return ends.to(torch.int32)
 
 
 def _call(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:

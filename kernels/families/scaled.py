@@ -103,13 +103,13 @@ class Scaled(Family):
         random = torch.Generator(device=device).manual_seed(2 * seed)
         values = normal(x.shape(problem), torch.float32, random)
         shape_activations(values, kind, random)
-        found["x"], found["scale_x"] = _with_scales(problem, x, scale_x, values, kind, random)
+        found["x"], found["scale_x"] = with_scales(problem, x, scale_x, values, kind, random)
         if kind == "huge_row":
             found["scale_x"][problem.m // 2] *= 2.0**10
         if weights:
             random.manual_seed(2 * seed + 1)
             rows = normal((problem.n, problem.k), torch.float32, random, scale=problem.k**-0.5)
-            found["w"], found["scale_w"] = _with_scales(problem, w, scale_w, rows.mT, kind, random)
+            found["w"], found["scale_w"] = with_scales(problem, w, scale_w, rows.mT, kind, random)
         if problem.bias:
             random.manual_seed(2 * seed + 0x5EED)
             drawn = normal(bias.shape(problem), torch.float32, random)
@@ -129,10 +129,10 @@ class Scaled(Family):
         return Family.x_rows(self, problem, inputs, sample) * wide(some)
 
 
-def _with_scales(
+def with_scales(
     problem: Problem, operand: Operand, scale_of: Operand, values: Tensor, kind: str, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """(8-bit values, their scales) that stand for these values, or for others of the kind."""
+    """(8-bit values, their scales) that stand for these values, or for others of the kind; scale_of: their scale's."""
     dtype = operand.torch_dtype(problem)
     shape = scale_of.shape(problem)
     if kind in ("apart", "integers"):

@@ -72,6 +72,7 @@ class LaunchRecord:
 
     arguments: names of what the binary takes, in its order; `m`, `ldx`, `ldw` are int32 (leading dimensions in
     elements), the others pointers.
+    types: of pointers that are not of `dtype`, by name.
     words: what each of them is, in the words of configs/launch.py.  conditions: on the operands; without any, those of
     rows_apart.
     ld_multiple: leading dimensions must be a multiple of this; pointers of POINTER_ALIGN bytes.
@@ -91,6 +92,7 @@ class LaunchRecord:
     arguments: tuple[str, ...]
     ld_multiple: int
     max_m: int
+    types: Mapping[str, str] = field(default_factory=dict, hash=False)
     words: Mapping[str, str] = field(default_factory=lambda: PARAMETERS, hash=False)
     conditions: tuple[configs.Condition, ...] = ()
     cluster: int = 1

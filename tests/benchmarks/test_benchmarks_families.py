@@ -112,5 +112,17 @@ def test_batched_products_are_torchs_bmm_and_their_floor_reads_all_weights(kind:
     bench = Bench(problem, torch.device("cpu"))
     (w, *_), x = bench.weights[0], bench.inputs(problem)["x"]
     assert torch.equal(family_of(problem).default(problem).call(x, w), torch.bmm(x, w))
-    read = families._read(problem, bench, w)
+    read = families._read_of(problem, bench)[0]
     assert read.is_contiguous() and read.numel() == 4 * 32 * 16
+
+
+@pytest.mark.parametrize("kind", families.OF_GROUPS)
+def test_groups_of_fp8_have_the_key_of_the_call_and_their_floor_reads_those_that_have_rows(kind: str) -> None:
+    problem = families.problem_of(kind, 3, 32, 16, groups=4)
+    fast = ",math=reduced" if kind.endswith("fast") else ""
+    assert str(problem) == f"grouped:fp8_e4m3>bf16:4x3x32x16,scale=row{fast}"
+    bench = Bench(problem, torch.device("cpu"))
+    offs = bench.inputs(problem)["offs"]
+    used = sum(end > first for first, end in zip([0, *offs.tolist()], offs.tolist(), strict=False))
+    for read in families._read_of(problem, bench)[:9]:
+        assert read.is_contiguous() and read.numel() * read.element_size() == used * 32 * 16

@@ -59,6 +59,9 @@ OF_KERNEL = {
     "warp_split_k": problems("bf16:8x576x7168", "fp16:32x1000x1032+bias"),
     "tiles": problems("bf16:64x576x7168", "fp16:200x1000x1032+bias"),
     "grouped": problems("grouped:bf16:8x64x576x1024", "grouped:fp16:5x23x1000x1032,layout=nn"),
+    "scaled_grouped": problems(
+        "grouped:fp8_e4m3>bf16:8x64x576x1024,scale=row", "grouped:fp8_e4m3>bf16:5x230x1008x1040,scale=row,math=reduced"
+    ),
     "one_shot": problems("bf16:64x576x7168", "fp16:16x1536x1024+bias"),
     "scaled_one_shot": problems(
         "scaled:fp8_e4m3>bf16:16x576x1024,scale=row", "scaled:fp8_e4m3>bf16:64x512x2048+bias,scale=tensor"

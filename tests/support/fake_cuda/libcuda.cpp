@@ -4,7 +4,9 @@
 // Arguments of a launch: X, W, Y, rows, ldx, ldw and, with scratch memory, counters; N and K are told by fake_shape. The
 // kernel 0x3001 takes X and W in e4m3, Y in bf16 and, before Y, the scales of the rows of both; 0x3002 takes where the
 // groups end before Y, and the number of groups and the distance between them; 0x3003 takes X in bf16, W in bytes of two
-// codes (value = code - 8), the scales of the rows of W in fp32, and Y in bf16.
+// codes (value = code - 8), the scales of the rows of W in fp32, and Y in bf16; 0x3004 takes e4m3 in groups, as our own
+// kernel does: X, W, the scales of the rows of X and of each W, ends, Y in bf16, rows, ldx, between groups of W, ldw, between
+// groups of scales.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -76,6 +78,25 @@ int multiply_groups(void** a) {
   return 0;
 }
 
+int multiply_scaled_groups(void** a) {
+  const auto pointer = [&](int i) { return *static_cast<const char**>(a[i]); };
+  const auto number = [&](int i) { return *static_cast<int*>(a[i]); };
+  const int* ends = *static_cast<const int**>(a[4]);
+  for (int m = 0, g = 0; m < number(6); ++m) {
+    while (m >= ends[g]) ++g;
+    for (int n = 0; n < g_n; ++n) {
+      float sum = 0;
+      for (int k = 0; k < g_k; ++k)
+        sum += fake::value(fake::E4M3, pointer(0), m * number(7) + k) *
+               fake::value(fake::E4M3, pointer(1), g * number(8) + n * number(9) + k);
+      const float scale =
+          fake::value(fake::FP32, pointer(2), m) * fake::value(fake::FP32, pointer(3), g * number(10) + n);
+      fake::put(fake::BF16, const_cast<char*>(pointer(5)), m * g_n + n, sum * scale * g_times);
+    }
+  }
+  return 0;
+}
+
 int multiply_codes(void** a) {
   const uint16_t* x = *static_cast<const uint16_t**>(a[0]);
   const uint8_t* w = *static_cast<const uint8_t**>(a[1]);
@@ -100,6 +121,7 @@ int multiply_codes(void** a) {
 }
 
 int multiply(void* function, void** a) {
+  if (function == reinterpret_cast<void*>(0x3004)) return multiply_scaled_groups(a);
   if (function == reinterpret_cast<void*>(0x3003)) return multiply_codes(a);
   if (function == reinterpret_cast<void*>(0x3002)) return multiply_groups(a);
   if (function == reinterpret_cast<void*>(0x3001)) return multiply_scaled(a);
