@@ -212,8 +212,8 @@ def test_a_few_units_hold_a_cluster_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("change", "arch", "reason"),
     [
-        ({"split": 1}, "sm_90", "a cluster of 1 programs"),
-        ({"split": 9}, "sm_90", "a cluster of 9 programs"),
+        ({"split": 1}, "sm_90", "a cluster of 1 thread blocks"),
+        ({"split": 9}, "sm_90", "a cluster of 9 thread blocks"),
         ({"rows": 16, "swap": 0, "warps": 8}, "sm_90", "it sends 1024 sums of 256"),  # each value is in four warps
         ({}, "sm_80", "no clusters"),
         ({}, "gfx942", "no clusters"),
