@@ -213,7 +213,7 @@ def activation() -> list[float]:
     ]
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
@@ -222,7 +222,11 @@ def main() -> int:
     parser.add_argument("--gap-s", type=float, default=25.0, help="quiet seconds between bursts while it tunes")
     parser.add_argument("--tune-s", type=float, default=300.0, help="at most this long for tuning")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/demo-<date>.json")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
 
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir()
