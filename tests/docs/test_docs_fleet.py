@@ -69,6 +69,7 @@ def test_a_pod_has_what_its_containers_name(path: Path) -> None:
             if "GEMMTUNED_HOME" in env:
                 assert env["GEMMTUNED_HOME"] in mounts.values(), "a home goes on a volume"
                 homes.add(env["GEMMTUNED_HOME"])
+                assert env["GEMMTUNED_CACHE"].startswith(f"{env['GEMMTUNED_HOME']}/"), "servers find what it builds"
         assert len(homes) == 1, "the daemon and the server share one"
         users = {one.get("securityContext", {}).get("runAsUser") for one in containers(pod)} - {0}
         assert len(users) == 1, "tables of another user are not trusted"

@@ -141,8 +141,9 @@ def test_the_server_and_its_daemon_have_gemmtuned_one_home_and_see_each_other() 
         stage = made[service["build"]["target"]]
         assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         assert any("pip install" in run and "gemmtuned" in run for run in stage["RUN"])
-        home = {**stage["ENV"], **service.get("environment", {})}["GEMMTUNED_HOME"]
-        assert f"gemmtuned:{home}" in service["volumes"]
+        env = {**stage["ENV"], **service.get("environment", {})}
+        assert f"gemmtuned:{env['GEMMTUNED_HOME']}" in service["volumes"]
+        assert env["GEMMTUNED_CACHE"].startswith(f"{env['GEMMTUNED_HOME']}/"), "the server finds what the daemon builds"
     assert serve["environment"]["GEMMTUNED"] == "1" and "ENTRYPOINT" not in made["serve"], "its own entry point stays"
     assert serve["deploy"] == daemon["deploy"] and daemon["pid"] == "service:serve" and daemon["init"]
     locks = [v for v in daemon["volumes"] if isinstance(v, dict)]
