@@ -12,6 +12,7 @@ from gemmtuned.reports.layers import gain_of_all, layers
 from gemmtuned.reports.render import clean, count, factor, percent
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -39,6 +40,12 @@ class ModelLayers(Sequence[dict[str, Any]]):
     def gain(self) -> float:
         """GEMM time of these layers on stock torch over their time now."""
         return gain_of_all(self._rows)
+
+    def frame(self) -> pd.DataFrame:
+        """Every column of the rows as a pandas DataFrame; only this imports pandas."""
+        import pandas as pd
+
+        return pd.DataFrame(self._rows)
 
     def __str__(self) -> str:
         lines = [_HEADS, *self._cells()]
@@ -81,14 +88,26 @@ def of_model(model: torch.nn.Module, served: Iterable[Mapping[str, Any]]) -> Mod
     """served: of db.queries.served. A module belongs to the row whose N and K its weight has."""
     modules: dict[tuple[int, int], list[str]] = {}
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if getattr(weight, "ndim", 0) == 2 and hasattr(module, "in_features"):
-            modules.setdefault((module.out_features, module.in_features), []).append(name)
+        for size, weight in _weights(module):
+            modules.setdefault(size, []).append(".".join(part for part in (name, weight) if part))
     rows = [row for row in layers(served) if (row["n"], row["k"]) in modules]
     for row in rows:
         row["modules"] = modules[row["n"], row["k"]]
     seen = {(row["n"], row["k"]) for row in rows}
     return ModelLayers(rows, [name for size, names in modules.items() if size not in seen for name in names])
+
+
+def _weights(module: torch.nn.Module) -> Iterator[tuple[tuple[int, int], str]]:
+    """((N, K), name) of the products that the module itself makes; "" where it makes one alone."""
+    weight: Any = getattr(module, "weight", None)
+    if getattr(weight, "ndim", 0) == 2:
+        if hasattr(module, "in_features"):
+            yield (int(module.out_features), int(module.in_features)), ""  # type: ignore[arg-type]
+        elif hasattr(module, "nf"):  # transformers' Conv1D has W as [K, N]
+            yield (weight.shape[1], weight.shape[0]), ""
+    for name, weight in module.named_parameters(recurse=False):
+        if name.endswith("proj_weight") and weight.ndim == 2:  # nn.MultiheadAttention
+            yield (weight.shape[0], weight.shape[1]), name
 
 
 def patterns(names: Iterable[str]) -> list[str]:

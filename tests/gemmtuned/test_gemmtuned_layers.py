@@ -79,3 +79,25 @@ def test_hostile_names_are_text_in_a_notebook(home: Path) -> None:
 
 def test_numbers_within_a_name_stay() -> None:
     assert patterns(["h.0.fc1", "h.1.fc1", "h.0.fc2", "head"]) == ["h.*.fc1 (2)", "h.0.fc2", "head"]
+
+
+class Conv1D(torch.nn.Module):
+    """As transformers has it for GPT-2: W lies as [K, N]."""
+
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.nf, self.nx = n, k
+        self.weight = torch.nn.Parameter(torch.zeros(k, n))
+
+
+def test_weights_that_are_no_linear_layer_have_names_too(home: Path) -> None:
+    attention = torch.nn.MultiheadAttention(64, 4, kdim=512, vdim=32)
+    attention.q_proj_weight = torch.nn.Parameter(torch.zeros(1024, 512))
+    seen = gemmtuned.layers(torch.nn.ModuleDict({"attn": attention, "fc": Conv1D(64, 512)}))
+
+    assert {(row["n"], row["k"]): row["modules"] for row in seen} == {
+        (1024, 512): ["attn.q_proj_weight"],
+        (64, 512): ["attn.k_proj_weight", "fc"],
+    }
+    assert seen.unseen == ("attn.v_proj_weight", "attn.out_proj")
+    assert list(seen.frame()["modules"]) == [row["modules"] for row in seen]
