@@ -27,12 +27,14 @@ def explain(
     ],
     family: Annotated[str | None, chosen(FAMILIES, metavar="NAME", help="dense, batched ...")] = None,
     dtype: Annotated[str | None, chosen(tuple(DTYPES), metavar="NAME", help="bf16, fp32 ...")] = None,
-    out_dtype: Annotated[str | None, chosen(tuple(DTYPES), metavar="NAME")] = None,
+    out_dtype: Annotated[str | None, chosen(tuple(DTYPES), metavar="NAME", help="The same, of the result.")] = None,
     bias: Annotated[bool | None, typer.Option(help="With a bias vector, or without.")] = None,
     layout: Annotated[str | None, chosen(LAYOUTS, metavar="NAME", help="nt is linear's.")] = None,
-    weight_state: Annotated[str | None, chosen(WEIGHT_STATES, metavar="NAME")] = None,
+    weight_state: Annotated[str | None, chosen(WEIGHT_STATES, metavar="NAME", help=", ".join(WEIGHT_STATES))] = None,
     threads: Annotated[int | None, threads_option("CPU threads of the calling process.")] = None,
-    batch: Annotated[int | None, typer.Option(parser=whole_number(1, MAX_DIM), metavar="N")] = None,
+    batch: Annotated[
+        int | None, typer.Option(parser=whole_number(1, MAX_DIM), metavar="N", help="Products in one call.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Why a problem runs what it runs.

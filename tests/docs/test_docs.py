@@ -46,6 +46,10 @@ def test_the_reference_has_every_command_with_its_options() -> None:
     } == set()
 
 
+def test_every_option_says_what_it_means() -> None:
+    assert re.findall(r"^\| `[^|]+\|\s*\|$", reference("commands"), re.MULTILINE) == []
+
+
 def test_nothing_points_to_a_page_that_a_wheel_has_not_got() -> None:
     """Who installed the wheel has no docs/: what a command prints names a command, or says it itself."""
     pointing = []
