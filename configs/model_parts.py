@@ -52,7 +52,7 @@ class Weight:
     def left_out(self) -> str:
         """Why `problems` leaves it out, or ""."""
         if self.experts:
-            return "a mixture's experts run grouped: counted in programs, not tuned by this version"
+            return "a mixture's experts run grouped: tuned as programs call them, not planned"
         if self.dtype == "?":
             return "how its weights are quantised is not understood, so nothing is planned for it"
         if self.dtype == "fp32":

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from cases import LAUNCH, LIBRARY_LAUNCH
 
+from gemmtuned.configs.launch import OPS, SLOTS, WHATS
+from gemmtuned.configs.manifest import make_folder, write_binary
 from gemmtuned.configs.packed import pack
 from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
@@ -39,7 +41,7 @@ OPERATOR = {
 def rows(*solutions: Solution, folder: Path = Path("/nowhere")) -> tuple[list[Row], dict[str, int]]:
     environment = OTHER if solutions[0].stamp == OTHER.stamps["cublaslt"] else GPU
     table = build_table(solutions, {"cuda:1": environment}, generation=1, failed=frozenset())
-    native: Any = SimpleNamespace(cublaslt_version=130002)  # a library's algorithm needs no kernel loaded
+    native: Any = SimpleNamespace(cublaslt_version=130002, load_kernel=lambda *of: 77)
     found = list(Routes(native, folder).rows(table))
     return found, dict(table.refused)
 
@@ -128,3 +130,34 @@ def test_a_record_that_leaves_an_operand_out_is_none_of_its_problem() -> None:
     plain = record_of(SOLUTION.problem, bytes(64), 0).text()
     assert rows(replace(SOLUTION, problem=problem, launch=plain))[0] == []
     assert rows(replace(SOLUTION, launch=json.dumps(scaled)))[0] == []
+
+
+def test_groups_with_scales_are_routed_by_a_kernel_that_takes_both(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    from gemmtuned.kernels.triton import grouped, scaled_grouped
+
+    problem = Problem(
+        family="grouped", batch=8, m=64, n=256, k=512, dtype="fp8_e4m3", out_dtype="bf16", scale="row"
+    )  # fmt: skip
+    config = {"rows": 64, "tokens": 16, "block_k": 256, "warps": 4, "stages": 3, "swap": 1}
+    make_folder(tmp_path)
+    binary = write_binary(tmp_path, b"a kernel")
+
+    def published(of: Problem, module: Any, made_for: Problem) -> list[Row]:
+        record = replace(module.launch_record(config, made_for).launch, binary=binary, name="kernel")
+        solution = replace(SOLUTION, problem=of, backend="triton", stamp=GPU.stamps["triton"], launch=record.text())
+        return rows(solution, folder=tmp_path)[0]
+
+    [row] = published(problem, scaled_grouped, problem)
+    launch: Any = row.launch
+    of_scale_w = [
+        (c.what, c.dim, c.value) for c in row.conditions if c.slot == SLOTS.index("scale_w") and c.op == OPS.index("==")
+    ]
+    size, stride, dim = (WHATS.index(what) for what in ("size", "stride", "dim"))
+    assert (launch.function, launch.count, [a.block for a in launch.grid]) == (77, 11, [4, 11, 1])
+    assert of_scale_w == [(dim, 0, 2), (size, 0, 8), (size, 1, 256), (stride, 1, 1)], "as torch takes it, [G, N]"
+    plain = replace(problem, dtype="bf16", wdtype="bf16", scale="none", wscale="none")
+    assert published(plain, grouped, plain) and not published(problem, grouped, plain)
+    assert not published(plain, scaled_grouped, problem)
+    for other in ({"scale": "tensor", "wscale": "tensor"}, {"scale": "1x128", "wscale": "128x128"}, {"bias": True}):
+        assert not published(replace(problem, **other), scaled_grouped, problem), other  # type: ignore[arg-type]
