@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call,no-untyped-def"
-"""A mixture of experts at decode sizes: kernels/cuda/moe_decode.cu beside the usual design in Triton and torch's ops.
+"""A mixture of experts: moe_decode.cu and, for many tokens, moe_tiles.py beside the usual design and torch's ops.
 
     python benchmarks/moe.py --out FOLDER [--layers dsv3,qwen3-235b,... --tokens 1,8,64 --seconds 240]
 
@@ -32,6 +32,8 @@ from gemmtuned.kernels.cuda import moe_decode as moe
 from gemmtuned.kernels.cuda.driver import Kernel
 from gemmtuned.kernels.cuda.moe_decode import Experts, Stage
 from gemmtuned.kernels.device import cuda_device
+from gemmtuned.kernels.mixture import Operands
+from gemmtuned.kernels.triton import moe_launch, moe_tiling
 
 FP8: Final = {"weight": "fp8_e4m3", "scales": "128x128"}
 LAYERS: Final = {
@@ -47,6 +49,7 @@ LAYERS: Final = {
 ROUTINGS: Final = 24
 ARGUMENTS: Final = ("x.ptr",) * 7 + ("x.size0",) * 2  # seven addresses and two numbers
 UNITS: Final = cuda_device(0).units
+ARCH: Final = cuda_device(0).arch
 RIGHT: Final = {"fp8_e4m3": 5e-2}  # the usual one quantises X and H, so it is as wrong as that
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -145,8 +148,25 @@ def through_torch(layer: Experts, tokens: int):
     return call
 
 
+def many(layer: Experts, up: moe_tiling.Tile, down: moe_tiling.Tile):
+    """The four launches for many tokens, as a call of this program."""
+    launches = moe_launch.Launches(layer, up, down, ARCH)
+
+    def call(x, ids, weights, w13, s13, w2, s2):
+        return launches(Operands(x=x, w1=w13, w2=w2, weights=weights, ids=ids, scale1=s13, scale2=s2))
+
+    return call
+
+
 def usual_configs(layer: Experts, tokens: int):
     """(BM, BN, BK, warps, stages)."""
+    if tokens > 64:
+        each = tokens * layer.topk / layer.experts
+        sides = (16, 32, 64) if each < 24 else (32, 64, 128)
+        for bm in sides:
+            for bn, warps, stages in ((64, 4, 4), (128, 4, 3), (128, 8, 4)):
+                yield bm, bn, 128 if layer.weight == "fp8_e4m3" else 64, warps, stages
+        return
     for bk in (128,) if layer.weight == "fp8_e4m3" else (64, 128):
         for bn, warps, stages in ((64, 4, 4), (32, 4, 4), (128, 4, 3), (128, 8, 4)):
             yield 16, bn, bk, warps, stages
@@ -210,8 +230,9 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
         with contextlib.suppress(CandidateFailed):  # does not fit: the search finds that out by itself
             nvrtc.compiled(moe.source(layer, *one, most_pairs=pairs), moe.TARGET)
 
+    stages = (1, 2) if pairs <= moe.MAX_PAIRS else ()
     with ThreadPoolExecutor(16) as pool:  # what the search asks for is there then
-        list(pool.map(compiled, [(stage, how) for stage in (1, 2) for how in our_stages(layer, tokens, stage)]))
+        list(pool.map(compiled, [(stage, how) for stage in stages for how in our_stages(layer, tokens, stage)]))
     best: dict[str, Any] = {}
 
     def search(kind: str, build, *choices) -> None:
@@ -222,6 +243,8 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
             for choice in choices[place]:
                 both = [*chosen]
                 both[place] = choice
+                if not place and kind == "usual":  # whose tokens are dealt out once for both
+                    both = [choice, choice]
                 if place and kind == "usual" and both[0][0] != both[1][0]:
                     continue
                 try:
@@ -235,7 +258,12 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
                 if time.monotonic() > until_s:
                     break
 
-    search("ours", lambda a, b: Ours(layer, tokens, a, b), *(our_stages(layer, tokens, i) for i in (1, 2)))
+    if pairs <= moe.MAX_PAIRS:
+        search("ours", lambda a, b: Ours(layer, tokens, a, b), *(our_stages(layer, tokens, i) for i in (1, 2)))
+    if tokens > 32:
+        search(
+            "tiles", lambda a, b: many(layer, a, b), *(list(moe_tiling.likely(layer, tokens, ARCH, i)) for i in (1, 2))
+        )
     if time.monotonic() < until_s:
         search("usual", lambda a, b: Usual(layer, tokens, a, b), *[list(usual_configs(layer, tokens))] * 2)
     if layer.weight == "bf16":
@@ -256,9 +284,11 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
             "to": round(quarter[2], 2),
             "config": config,
         }
-    if "ours" in best:
-        y = [best["ours"][1](x, ids[0], weights, w13, s13, w2, s2).clone() for _ in range(20)]
-        row["bitwise"] = all(torch.equal(y[0], one) for one in y)
+    row["bitwise"] = {}
+    for kind in ("ours", "tiles"):
+        if kind in best:
+            y = [best[kind][1](x, ids[0], weights, w13, s13, w2, s2).clone() for _ in range(20)]
+            row["bitwise"][kind] = all(torch.equal(y[0], one) for one in y)
     return row
 
 
@@ -282,14 +312,14 @@ def main() -> None:
                 name, layer, (w13, s13, w2, s2), tokens, given.bandwidth, min(end_s, time.monotonic() + given.each)
             )
             rows.append(row)
-            shown = {k: v["us"] for k, v in row.items() if isinstance(v, dict)}
+            shown = {k: v["us"] for k, v in row.items() if isinstance(v, dict) and "us" in v}
             print(
                 name,
                 tokens,
                 "floor",
                 round(row["floor_us"], 1),
                 shown,
-                row.get("ours", {}).get("config"),
+                [row[kind]["config"] for kind in ("ours", "tiles", "usual") if kind in row],
                 row.get("bitwise"),
                 "wrong",
                 len(row["wrong"]),

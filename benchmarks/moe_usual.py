@@ -18,32 +18,36 @@ def sort_pairs(
     order,
     block_expert,
     many,
-    P: tl.constexpr,
-    PP: tl.constexpr,
+    P,
     E: tl.constexpr,
     EP: tl.constexpr,
     BM: tl.constexpr,
     MOST: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
-    """One program: pairs in the order of their experts, each expert's padded to BM, and the expert of each block."""
-    tl.store(order + tl.arange(0, MOST * BM), 1 << 30)
-    p = tl.arange(0, PP)
-    e = tl.load(ids + p, mask=p < P, other=EP - 1)
-    counts = tl.histogram(e, EP)
+    """One program for each expert: its pairs in order, padded to whole blocks of BM, and whose each block is."""
+    mine = tl.program_id(0)
     experts = tl.arange(0, EP)
+    counts = tl.zeros((EP,), tl.int32)
+    for begin in range(0, P, AT_ONCE):
+        p = begin + tl.arange(0, AT_ONCE)
+        counts += tl.histogram(tl.load(ids + p, mask=p < P, other=EP - 1), EP)
     blocks = tl.where(experts < E, (counts + BM - 1) // BM, 0)
-    ends = tl.cumsum(blocks, 0)
-    total = tl.sum(blocks, 0)
-    tl.store(many, total)
+    first = tl.sum(tl.where(experts < mine, blocks, 0), 0)
+    has = tl.sum(tl.where(experts == mine, blocks, 0), 0)
+    count = tl.sum(tl.where(experts == mine, counts, 0), 0)
+    if mine == 0:
+        tl.store(many, tl.sum(blocks, 0))
     b = tl.arange(0, MOST)
-    owner = tl.sum((ends[None, :] <= b[:, None]).to(tl.int32), 1)
-    tl.store(block_expert + b, owner)
-    tl.debug_barrier()
-    begins = (ends - blocks) * BM
-    # rank of each pair among those of its expert
-    rank = tl.sum(((e[None, :] == e[:, None]) & (p[None, :] < p[:, None])).to(tl.int32), 1)
-    first = tl.sum(tl.where(e[:, None] == experts[None, :], begins[None, :], 0), 1)
-    tl.store(order + first + rank, p, mask=p < P)
+    tl.store(block_expert + first + b, mine, mask=b < has)
+    pad = count + tl.arange(0, BM)
+    tl.store(order + first * BM + pad, 1 << 30, mask=pad < has * BM)
+    at = first * BM
+    for begin in range(0, P, AT_ONCE):
+        p = begin + tl.arange(0, AT_ONCE)
+        here = (tl.load(ids + p, mask=p < P, other=-1) == mine).to(tl.int32)
+        tl.store(order + at + tl.cumsum(here, 0) - 1, p, mask=here != 0)
+        at += tl.sum(here, 0)
 
 
 @triton.jit
@@ -172,9 +176,9 @@ class Usual:
         """Y; ids [T, topk] of int32, each launch of its own."""
         layer, pairs = self.layer, self.tokens * self.layer.topk
         ep = triton.next_power_of_2(layer.experts + 1)
-        sort_pairs[(1,)](
-            ids, self.order, self.block_expert, self.many, P=pairs, PP=triton.next_power_of_2(pairs), E=layer.experts,
-            EP=ep, BM=self.bm, MOST=self.most, num_warps=16,
+        sort_pairs[(layer.experts,)](
+            ids, self.order, self.block_expert, self.many, pairs, E=layer.experts, EP=ep, BM=self.bm, MOST=self.most,
+            AT_ONCE=1024,
         )  # fmt: skip
         a, s = x, x
         if self.kind == 1:

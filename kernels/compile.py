@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -169,6 +170,46 @@ def _give_room_to_exchange(kernel: Any, record: LaunchRecord, arch: str) -> None
         changed["cluster_dims"] = (record.cluster, 1, 1)
     kernel.metadata = kernel.metadata._replace(**changed)
     kernel.packed_metadata = make_backend(kernel.metadata.target).pack_metadata(kernel.metadata)
+
+
+def compile_function(
+    function: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, int],
+    *,
+    name: str,
+    num_warps: int,
+    num_stages: int,
+    arch: str,
+) -> Any:
+    """Triton's CompiledKernel of a function that is no KERNEL, called `name`; from its cache where it is there.
+
+    signature: by parameter its type, as Triton spells it, `constexpr` for those in constants.  Pointers to integers of
+    32 and 64 bits may be anything, others are taken to be aligned to POINTER_ALIGN.  Raises CandidateFailed as
+    compile_record does.
+    """
+    named = triton.jit(function.fn, repr=lambda _: name)
+    places = {parameter: (index,) for index, parameter in enumerate(function.arg_names)}
+    aligned = [p for p, kind in signature.items() if kind.startswith("*") and kind not in ("*i32", "*i64")]
+    made = ASTSource(
+        fn=named,
+        signature=dict(signature),
+        constexprs={places[p]: value for p, value in constants.items()},
+        attrs={places[p]: [["tt.divisibility", POINTER_ALIGN]] for p in aligned},
+    )
+    what = f"{name} {dict(constants)} on {arch}"
+    try:
+        kernel = triton.compile(made, target=target(arch), options={"num_warps": num_warps, "num_stages": num_stages})
+    except CandidateFailed:
+        raise
+    except Exception as err:  # as in compile_kernel
+        raise CandidateFailed(f"{what}: does not compile: {_reason(err)}") from err
+    if kernel.metadata.shared > shared_limit(arch):
+        raise CandidateFailed(f"{what}: needs {kernel.metadata.shared} bytes of shared memory")
+    spilled = _resources(kernel)[1]
+    if spilled:
+        raise CandidateFailed(f"{what}: spills {spilled} bytes a thread")
+    return kernel
 
 
 def compile_record(record: LaunchRecord, arch: str, *, max_spill_bytes: int = 0) -> Binary:

@@ -6,12 +6,15 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.cuda import moe_compile
+from gemmtuned.kernels.triton import moe_tiling
 
 
 def compile_candidate(candidate: Candidate, problem: Problem, device: Device) -> None:
     """Into its compiler's cache; nothing to do for one that is not compiled. Raises CandidateFailed with the reason."""
     if candidate.backend == moe_compile.NAME:
         moe_compile.compile_candidate(candidate, problem)
+    if candidate.backend == moe_tiling.NAME:
+        moe_tiling.compile_candidate(candidate, problem, device.arch)
     if candidate.backend not in catalog.FOLDERS:
         return
     kernel, record = catalog.record_of(candidate, problem)

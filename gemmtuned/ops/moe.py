@@ -1,8 +1,9 @@
 """`fused_moe`: a mixture of experts in AITER's two stages, with AITER's names and flags.
 
-Small batches on sm_90 run as two launches (kernels/cuda/moe_decode.cu), everything else by torch's own calls
-(kernels/mixture.py).  Activations are never quantised here, so results are as exact as weights allow.  Inside
-torch.compile it is the operator gemmtuned::fused_moe.
+Small batches on sm_90 run as two launches (kernels/cuda/moe_decode.cu), large ones of coded weights in tiles
+(kernels/triton/moe_tiles.py), everything else by torch's own calls (kernels/mixture.py).  Activations are never
+quantised here, so results are as exact as weights allow.  Inside torch.compile it is the operator
+gemmtuned::fused_moe.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from gemmtuned.configs.solution import DEFAULT_BACKEND
 from gemmtuned.configs.tunable import PACKED
 from gemmtuned.hooks import activate
 from gemmtuned.hooks.hook import own_op
+from gemmtuned.kernels.catalog import has_compiler
 from gemmtuned.kernels.cuda.moe_compile import most_tokens
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
+from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import How, Operands, grouped_runs, run, without_others
 from gemmtuned.ops.blame import FAILURES, is_to_blame
 from gemmtuned.ops.moe_arguments import how_of, operands_of
@@ -190,8 +193,9 @@ def _counted(
 
 def _usual(o: Operands, how: How) -> Tensor:
     """What serves where nothing is tuned."""
-    small = o.x.is_cuda and 0 < o.ids.numel() <= MAX_PAIRS and _is_plain(o)
-    y = _launched(o, how) if small else None
+    y = None
+    if o.x.is_cuda and o.ids.numel() and _is_plain(o):
+        y = _launched(o, how) if o.ids.numel() <= MAX_PAIRS else _tiled(o, how)
     return run(o, how) if y is None else y
 
 
@@ -213,6 +217,25 @@ def _launched(o: Operands, how: How) -> Tensor | None:
     except FAILURES as err:
         if is_to_blame(err) and launches is not None:
             moe_run.refuse(launches)
+            log.warning("launch failed layer=%s served=torch reason=%s", layer, err)
+    return None
+
+
+def _tiled(o: Operands, how: How) -> Tensor | None:
+    """Many tokens by coded weights, for which torch has no form without a wait; None where tiles do not take them."""
+    if how.quant == "none" or not has_compiler("triton", cuda_device(o.x.get_device())):
+        return None
+    from gemmtuned.kernels.triton import moe_launch
+
+    o = replace(o, x=o.x.contiguous())
+    layer = moe_launch.layer_of(o, how, o.x.get_device())
+    launches = None
+    try:
+        launches = moe_launch.likeliest(layer, len(o.x), o.x.get_device()) if layer is not None else None
+        return launches(o) if launches is not None else None
+    except FAILURES as err:
+        if is_to_blame(err) and launches is not None:
+            moe_launch.refuse(launches)
             log.warning("launch failed layer=%s served=torch reason=%s", layer, err)
     return None
 

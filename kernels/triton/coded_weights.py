@@ -1,0 +1,147 @@
+"""Weights in 8 and 4 bits on their way from memory to the tensor core, and the order that they come in.
+
+A thread loads 16 bytes of a row at once, decodes them in registers and hands them to the matrix instruction where they
+are: a tile of bytes and the tile that is multiplied are one in registers.  So its rows, and its values of K, are in
+another order than in memory, bit by bit of their numbers; the sums do not mind, as long as rows of X have the same
+order of K (k_of_fp8, k_of_4_bit) and whoever stores the result knows the rows (row_order).
+"""
+# mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def k_of_fp8(spot):
+    """Which k stands at a place of a tile's row.
+
+    Of the place's bits in a step of 64, 2 and 1 are bits 5 and 4 of k (the thread), and 5 4 3 0 are 3 2 1 0.
+    """
+    return spot // 64 * 64 + (spot // 2 % 4) * 16 + (spot // 16 % 4) * 4 + (spot // 8 % 2) * 2 + spot % 2
+
+
+@triton.jit
+def k_of_4_bit(spot):
+    """The same of codes in pairs: in a step of 128, 2 1 are 6 5, 6 is 0 (which of the pair), 5 4 3 0 are 4 3 2 1."""
+    k = spot // 128 * 128 + (spot // 2 % 4) * 32 + (spot // 16 % 4) * 8
+    return k + (spot // 8 % 2) * 4 + (spot % 2) * 2 + spot // 64 % 2
+
+
+@triton.jit
+def of_fp8(w, ASM: tl.constexpr):
+    """e4m3 to fp16, four at once."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
+            "=r,=r,r",
+            [w],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return w.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+
+
+@triton.jit
+def of_int4(w, to: tl.constexpr, ASM: tl.constexpr):
+    """(lower, upper) codes of the bytes less 8: each stands in the last bits of 128 (bf16) or 1024 (fp16), as ones."""
+    if ASM:
+        if to == tl.bfloat16:
+            low, high = tl.inline_asm_elementwise(
+                """{ .reg .b32 w, t, one, less, mask, base; prmt.b32 w, $4, 0, 0x3120;
+                mov.b32 mask, 0x000f000f; mov.b32 base, 0x43004300;
+                mov.b32 one, 0x3f803f80; mov.b32 less, 0xc308c308;
+                lop3.b32 t, w, mask, base, 0xea; fma.rn.bf16x2 $0, t, one, less;
+                shr.b32 t, w, 8; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $1, t, one, less;
+                shr.b32 t, w, 4; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $2, t, one, less;
+                shr.b32 t, w, 12; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $3, t, one, less; }""",
+                "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+            )  # fmt: skip
+        else:
+            low, high = tl.inline_asm_elementwise(
+                """{ .reg .b32 w, t, less, mask, base; prmt.b32 w, $4, 0, 0x3120;
+                mov.b32 mask, 0x000f000f; mov.b32 base, 0x64006400;
+                mov.b32 less, 0x64086408;
+                lop3.b32 t, w, mask, base, 0xea; sub.f16x2 $0, t, less;
+                shr.b32 t, w, 8; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $1, t, less;
+                shr.b32 t, w, 4; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $2, t, less;
+                shr.b32 t, w, 12; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $3, t, less; }""",
+                "=r,=r,=r,=r,r", [w], dtype=(tl.float16, tl.float16), is_pure=True, pack=4,
+            )  # fmt: skip
+    else:
+        low = ((w & 15).to(tl.float32) - 8.0).to(to)
+        high = ((w >> 4).to(tl.float32) - 8.0).to(to)
+    return low, high
+
+
+@triton.jit
+def of_e2m1(w, to: tl.constexpr, ASM: tl.constexpr):
+    """(lower, upper) codes of the bytes: sign, two bits of exponent, one of mantissa, put where they are in 16 bits.
+
+    One product puts a code to both places, which a mask then tidies (sixteen_bit.cuh).  That is the value times 2^-126
+    in bf16, and in fp16, which has no such instructions here, the value.
+    """
+    if ASM and to == tl.bfloat16:
+        low, high = tl.inline_asm_elementwise(
+            """{ .reg .b32 w, s, t; prmt.b32 w, $4, 0, 0x3120; prmt.b32 s, $4, 0, 0x1302;
+            and.b32 t, w, 0x000f000f; mul.lo.u32 t, t, 0x1040; and.b32 $0, t, 0x81c081c0;
+            and.b32 t, s, 0x000f000f; mul.lo.u32 t, t, 0x1040; and.b32 $1, t, 0x81c081c0;
+            and.b32 t, w, 0x00f000f0; mul.lo.u32 t, t, 0x0104; and.b32 $2, t, 0x81c081c0;
+            and.b32 t, s, 0x00f000f0; mul.lo.u32 t, t, 0x0104; and.b32 $3, t, 0x81c081c0; }""",
+            "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        )  # fmt: skip
+        low = low * 8.507059173023462e37
+        high = high * 8.507059173023462e37
+    else:
+        codes = w.to(tl.uint16)
+        low = _value_of_e2m1(codes & 15).to(to)
+        high = _value_of_e2m1(codes >> 4).to(to)
+    return low, high
+
+
+@triton.jit
+def _value_of_e2m1(codes):
+    return (((codes & 8) << 12) | ((codes & 7) << 9)).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+
+
+@triton.jit
+def of_e8m0(codes):
+    """2^(code - 127) in fp32: 0 is one below the normal numbers, 255 is NaN."""
+    wide = codes.to(tl.int32)
+    bits = tl.where(wide == 0, 0x00400000, tl.where(wide == 255, 0x7FC00000, wide << 23))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scaled_values(values, s, to: tl.constexpr, ROWS: tl.constexpr, BYTES: tl.constexpr, GROUPS: tl.constexpr):
+    """Values of the bytes [ROWS, BYTES] times their groups' scales [ROWS, GROUPS]."""
+    values = values.reshape(ROWS, GROUPS, BYTES // GROUPS)
+    if to == tl.bfloat16:
+        values = values * s.to(to)[:, :, None]  # e8m0 and bf16 have the same exponents
+    else:
+        values = (values.to(tl.float32) * s.to(tl.float32)[:, :, None]).to(to)
+    return values.reshape(ROWS, BYTES)
+
+
+@triton.jit
+def row_order(ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """Which row of a tile of decoded weights the rows of a tile of bytes become."""
+    i = tl.arange(0, ROWS)
+    return (i // (16 * WARPS) * WARPS + i // 8 % WARPS) * 16 + i // (8 * WARPS) % 2 * 8 + i % 8
+
+
+@triton.jit
+def tile_of_fp8(values, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """[ROWS, 64], of which a thread has loaded 16 bytes of each of its rows, as the tensor core wants it."""
+    values = values.reshape(ROWS // (16 * WARPS), 2, WARPS, 8, 4, 4, 2, 2)
+    return values.permute(0, 2, 1, 3, 5, 6, 4, 7).reshape(ROWS, 64)
+
+
+@triton.jit
+def tile_of_4_bit(low, high, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """[ROWS, 128] of both codes of 64 bytes a row."""
+    values = tl.join(low, high).reshape(ROWS // (16 * WARPS), 2, WARPS, 8, 4, 4, 2, 2, 2)
+    return values.permute(0, 2, 1, 3, 8, 5, 6, 4, 7).reshape(ROWS, 128)

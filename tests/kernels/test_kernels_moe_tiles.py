@@ -1,0 +1,127 @@
+"""The tiles of a mixture without a GPU: right in Triton's interpreter, compiled, and offered where they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.backends.base import AheadBackend
+from gemmtuned.kernels.backends.moe_tiles_ import MoeTiles
+from gemmtuned.kernels.compile_candidate import compile_candidate
+from gemmtuned.kernels.triton import moe_tiling
+from gemmtuned.kernels.triton.moe_tiling import compiled, layer_of, likely, tile_of, tiles_of
+
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+CASES = 7
+BACKEND = MoeTiles(device=H200)
+FP8 = {"wdtype": "fp8_e4m3", "wscale": "128x128"}
+MXFP4 = {"wdtype": "fp4_e2m1", "wscale": "1x32", "wscale_dtype": "e8m0"}
+INT4 = {"wdtype": "i4", "wscale": "1x32", "wscale_dtype": "bf16"}
+
+
+def moe(m: int = 256, **more: Any) -> Problem:
+    sizes = {"n": 2048, "k": 2048, "inter": 768, "experts": 128, "topk": 8}
+    return Problem(family="moe", m=m, dtype="bf16", act="silu_gated", math_mode="reduced", **{**sizes, **more})
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[dict[str, Any]]:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).parents[1].joinpath("support", "moe_tiles_interpreted.py")
+    done = subprocess.run([sys.executable, "-P", script], env=env, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(CASES))
+def test_it_is_as_exact_as_torch_twice_and_touches_no_expert_in_vain(
+    interpreted: list[dict[str, Any]], number: int
+) -> None:
+    """Odd sizes, pairs of nobody, an expert with most pairs, and one that nobody visits, whose weights are NaN."""
+    assert len(interpreted) == CASES
+    seen = interpreted[number]
+    assert seen["error"] <= 1.25 * seen["default"] and seen["same"] and seen["nobody"], seen
+
+
+@pytest.mark.parametrize("weights", [{}, FP8, MXFP4, INT4], ids=["bf16", "fp8", "mxfp4", "int4"])
+def test_it_is_offered_for_many_tokens_on_gpus_alone(weights: dict[str, Any]) -> None:
+    found = list(BACKEND.candidates(moe(**weights)))
+    assert len(found) == moe_tiling.RACED**2 and len(set(found)) == len(found)
+    assert all(len(tiles_of(one)) == 2 for one in found)
+    for other in (moe(8, **weights), moe(threads=2, **weights), Problem(m=256, n=64, k=64, dtype="bf16")):
+        assert not list(BACKEND.candidates(other)), other
+    assert isinstance(BACKEND, AheadBackend)
+
+
+def test_more_pairs_each_are_given_wider_tiles() -> None:
+    layer = layer_of(moe(**FP8))
+    assert layer is not None
+    widths = [next(likely(layer, tokens, "sm_90", 1)).tokens for tokens in (16, 256, 1024, 8192)]
+    assert widths == sorted(widths) and widths[0] == 16 and widths[-1] >= 64
+
+
+def test_architectures_without_e4m3_have_no_such_layer() -> None:
+    old = MoeTiles(device=replace(H200, arch="sm_80"))
+    assert not list(old.candidates(moe(**FP8))) and list(old.candidates(moe(**INT4))) and list(old.candidates(moe()))
+    assert not list(MoeTiles(device=replace(H200, arch="gfx942")).candidates(moe()))
+    assert BACKEND.stamps(H200) and not BACKEND.stamps(replace(H200, arch="gfx942", kind="rocm"))
+    assert not BACKEND.stamps(Device("cpu-x", "cpu", "x", "x86_64", 2))
+
+
+@pytest.mark.parametrize("config", ["{}", '{"up": "64.16.128.4.4"}', '{"up": "64.16.128.4", "down": "1"}', "[]", "x"])
+def test_a_config_without_two_tiles_is_refused(config: str) -> None:
+    with pytest.raises(CandidateFailed, match="no tiles of two products"):
+        tiles_of(Candidate("moe_tiles", config))
+    with pytest.raises(CandidateFailed, match="does not run"):
+        BACKEND.prepare(Candidate("moe_tiles", config), moe(8))
+
+
+@pytest.mark.parametrize("text", ["0.16.128.4.4", "48.16.128.4.4", "64.16.512.4.4", "64.16.128.4.9", "64.8.128.4.4"])
+def test_what_is_no_tile_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no tile"):
+        tile_of(text)
+
+
+def test_tiles_that_cut_a_block_of_scales_are_refused() -> None:
+    layer = layer_of(moe(**FP8))
+    assert layer is not None
+    whole, cut = tile_of("64.16.128.4.4"), tile_of("64.16.64.4.4")
+    with pytest.raises(CandidateFailed, match="does not cut"):
+        compiled(layer, whole, cut, "sm_90")
+
+
+def refused(candidate: Candidate, problem: Problem, device: Device) -> str:
+    """Why it does not compile, or nothing."""
+    try:
+        compile_candidate(candidate, problem, device)
+    except CandidateFailed as err:
+        return str(err)
+    return ""
+
+
+@pytest.mark.long
+@pytest.mark.part(2)
+@pytest.mark.usefixtures("own_compiler_cache")
+@pytest.mark.parametrize("weights", [FP8, MXFP4, INT4, {}], ids=["fp8", "mxfp4", "int4", "bf16"])
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_80"])
+def test_the_first_candidates_compile_without_spills(arch: str, weights: dict[str, Any]) -> None:
+    """What the daemon compiles before a device is used, with both kinds of ids: both on sm_90, one elsewhere."""
+    device = replace(H200, arch=arch)
+    for problem in (moe(256, **weights), moe(2048, **weights)):
+        chosen = list(MoeTiles(device=device).candidates(problem))[:2]
+        said = [refused(candidate, problem, device) for candidate in chosen]
+        assert not chosen or "" in said
+        assert arch != "sm_90" or said == ["", ""]
