@@ -200,7 +200,10 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must be moved once: X, W, Y, a full C (AITER's rule); scales, at most 1/32 more, are not."""
+        """Bytes that must be moved once: X, W, Y, a full C (AITER's rule).
+
+        Scales are not among them, up to 1/32 more of weights of 8 bits and 1/4 of 4.
+        """
         if self.family == "moe":  # the weights of all experts, whichever are used
             weights = (self.first_width + (self.inter or 1)) * self.k * (self.experts or 1) * DTYPE_BYTES[self.wdtype]
             tokens = self.m * self.k * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.out_dtype])

@@ -39,13 +39,14 @@ inline double live_cap(const Problem& p, double count) {
   const double u_out = std::ldexp(1.0, half ? -11 : bf16 ? -8 : is_double ? -53 : -24);
   const double u_sum = std::min(u_out, std::ldexp(1.0, -24)), reference = is_double ? 2 : 1;
   const double adding = std::sqrt(reference * (p.k + 1.0) / 3) * u_sum;
-  const double floor = std::hypot(adding * (1 + kSure / std::sqrt(count)), u_out / 2);
+  const double chance = 1 + kSure / std::sqrt(count);
+  const double floor = std::hypot(adding * chance, u_out / 2);
   const bool of_floats = static_cast<at::ScalarType>(p.dtype) == at::kFloat;
   double cap = half || bf16 ? 5e-3 : is_double ? 1e-12 : 1e-5;
   if (of_floats && p.math == TF32) cap = 2e-3;
   if ((of_floats && p.math == BF16_INSIDE) || p.scale != UNSCALED) cap = 5e-3;
-  const double roundings = p.family != MOE ? 1 : p.scale != UNSCALED ? 10 : 6.5;
-  return std::max({cap, floor, 1.25 * std::sqrt(roundings) * u_out / 2});
+  if (p.family != MOE) return std::max(cap, floor);
+  return std::max({cap, floor, 1.25 * std::sqrt(p.wscale != UNSCALED ? 10 : 6.5) * u_out / 2 * chance});
 }
 
 // How far y is from stock's result beyond what is allowed, in words; "" when it is not. Reads the results: on a GPU it waits.

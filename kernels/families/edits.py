@@ -92,6 +92,10 @@ class Edit:
                     t.zero_()
                 if operand.name in self.marks:
                     marks = self.marks[operand.name]
+                    if not operand.can_be_negated(t):  # powers of two: every second one doubled, the others halved
+                        undo.append(partial(t.bitwise_xor_, 1))
+                        t.bitwise_xor_(1)
+                        continue
                     if bool((marks == -1).all()):  # needs no copy of what may be gigabytes
                         undo.append(partial(negate_, negate_(t)))
                         continue
@@ -117,6 +121,8 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     for o, t in inputs:
         if plain and o.weight and (not o.line_axis or o.name in codes) and o.can_be_negated(t):
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), -1.0).double()}, seed)
+        if plain and not o.can_be_negated(t):
+            yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), 2.0).double()}, seed)
     draw = random.Random(seed)  # noqa: S311
     factors = [(o, t) for o, t in present if not o.added]
     for o, t in factors:

@@ -40,7 +40,6 @@ from gemmtuned.kernels.kernel import Run, StatelessKernel
 from gemmtuned.kernels.mixture import How, Operands
 
 ROUTINGS: Final = ("skewed", "together", "twice", "nobody", "unvisited")
-ALIGNED: Final = 16  # bytes: where kernels of ours want weights to begin
 _NAN: Final = {"fp8_e4m3": 0x7F, "e8m0": 0xFF}  # codes
 # Of kind `integers`: the codes of 0 and 4, the column of X that gates are made of, and how large it is there
 _CODES: Final = {"i4": (8, 12), "fp4_e2m1": (0, 6), "fp8_e4m3": (0, 0x48), "i8": (0, 4)}
@@ -183,12 +182,11 @@ class Moe(Family):
 
         As for grouped products: the experts that a routing visits are others in memory in the next copy.
         """
+        if count * Family.weight_bytes(self, problem) <= WHOLE_BYTES:
+            return Family.weight_copies(self, problem, count=count, device=device)
         experts, few = problem.experts or 1, replace(problem, m=1, experts=problem.topk)
         drawn = self.draw(few, "randn", 0, device, weights=True)
         names = [o.name for o in self.operands if o.weight and o.is_in(problem)]
-        aligned = all(drawn[name][0].nbytes % ALIGNED == 0 for name in names if drawn[name].dim() == 3)
-        if count * Family.weight_bytes(self, problem) <= WHOLE_BYTES or not aligned:
-            return Family.weight_copies(self, problem, count=count, device=device)
         whole = [drawn[name][:1].repeat(experts + count - 1, *[1] * (drawn[name].dim() - 1)) for name in names]
         return [tuple(w[i : i + experts] for w in whole) for i in range(count)]
 

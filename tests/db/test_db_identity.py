@@ -18,6 +18,7 @@ from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
+from gemmtuned.kernels.families import tunable
 
 T = 1_800_000_000.0
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
@@ -154,6 +155,29 @@ def test_what_a_worker_cannot_tune_is_never_leased_and_said_with_a_count(store: 
     store.add_sightings("serve", HERE, [saw(replace(scaled, m=32), 5)], now_s=T)  # new, and known at once
     assert leased(store, able) == [ONE]
     assert scaled in leased(store, replace(able, tunable=(ONE.operands, scaled.operands))), "a later version can"
+
+
+def test_quantised_mixtures_of_an_older_version_are_tuned_where_their_key_says_enough(store: Store) -> None:
+    """Counted under 0.1's keys and never tuned: int4's told no group, so those wait for good beside calls of today."""
+    ends = "experts=8,topk=2,inter=128,act=silu_gated"
+    fp8, mxfp4, int4, today = (
+        Problem.parse(f"moe:bf16/{kind},{ends}")
+        for kind in (
+            "fp8_e4m3:8x256x256,wscale=128x128", "fp4_e2m1:8x256x256,wscale=1x32", "i4:8x256x256,wscale=row",
+            "i4:8x256x256,wscale=1x64,wscaledtype=bf16",
+        )
+    )  # fmt: skip
+    before = replace(HERE, tunable=(ONE.operands,))
+    store.add_sightings("serve", HERE, [saw(p, 9) for p in (fp8, mxfp4, int4)], now_s=T)
+    assert leased(store, before) == []
+
+    now = replace(HERE, tunable=tunable("cuda"))
+    store.add_sightings("serve", HERE, [saw(today, 9)], now_s=T)
+    assert set(leased(store, now)) == {fp8, mxfp4, today}
+    states = {row["problem"]: row["state"] for row in queries.untuned(store.path)}
+    assert states[str(int4)] == "untunable" and store.states([int4], now, now_s=T)[int4].state == "untunable"
+    calls = {row["problem"]: row["calls"] for row in queries.coverage(store.path, by="problem", now_s=T)}
+    assert calls == {str(p): 9 for p in (fp8, mxfp4, int4, today)}
 
 
 def test_an_upgrade_gives_what_failed_another_chance_and_what_was_withdrawn_none(store: Store) -> None:

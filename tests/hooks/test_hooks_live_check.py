@@ -26,6 +26,7 @@ def test_its_caps_are_those_of_the_gate(home: Home) -> None:
         dict(dtype="fp16", out_dtype="fp16", math_mode="reduced"),
         *(dict(scaled, out_dtype=dtype) for dtype in ("bf16", "fp16", "fp32")),
         *(dict(mixture, dtype=dtype, out_dtype=dtype) for dtype in ("bf16", "fp32")),
+        *(dict(mixture, dtype=dtype, wdtype="fp8_e4m3", wscale="row") for dtype in ("bf16", "fp16")),
     ]
     found = []
     for kind, k, count in itertools.product(kinds, (16, 4096, 200_000, 50_000_000), (1, 100, 1 << 20)):
@@ -34,7 +35,7 @@ def test_its_caps_are_those_of_the_gate(home: Home) -> None:
     print(json.dumps(found))
     """
     )
-    assert len(done.said) == 13 * 12
+    assert len(done.said) == 15 * 12
     for problem, live, gate in done.said:
         assert abs(live - gate) <= 1e-12 * gate, problem
     assert len({round(gate, 12) for _, _, gate in done.said}) > 10, "the grid has more than the constants"

@@ -15,6 +15,7 @@ from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.configs.tunable import can_tune
+from gemmtuned.daemon.child.checks import case_of
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.backends import BACKENDS
@@ -165,18 +166,80 @@ def test_an_expert_near_zero_may_be_of_either_sign_under_an_infinite_weight() ->
     assert verdicts[GROUPED].outcome == "ok", verdicts[GROUPED].note
 
 
-def test_a_copy_of_either_weight_is_seen() -> None:
-    problem = moe()
+FP8 = "bf16/fp8_e4m3:4x128x128,wscale=row"
+INT4 = "bf16/i4:4x128x128,wscale=1x32,wscaledtype=bf16"
+MXFP4 = "fp16/fp4_e2m1:4x128x128+bias,wscale=1x32"
 
+
+def quantised(text: str, act: str = "silu_gated", threads: int = 2, experts: int = 6) -> Problem:
+    return Problem.parse(f"moe:{text},threads={threads},experts={experts},topk=2,inter=96,act={act}")
+
+
+@pytest.mark.parametrize("problem", [moe(), *map(quantised, (FP8, INT4, MXFP4))], ids=str)
+def test_a_copy_of_either_weight_or_scale_is_seen(problem: Problem) -> None:
     class Keeps(MixtureKernel):
         def bind(self, *weights: Tensor):  # type: ignore[no-untyped-def]
             kept = [w.clone() if number == self.call(None) else w for number, w in enumerate(weights)]
             return MOE.default(problem).bind(*kept)
 
-    for number in (0, 1):
+    names = [o.name for o in MOE.operands if o.weight and o.is_in(problem)]
+    for number, name in enumerate(names):
         kernel = Keeps(lambda o, number=number: number)  # type: ignore[misc]
         verdict = verify(problem, {GROUPED: kernel}, MOE.default(problem), device=CPU)[GROUPED]
-        assert verdict.outcome == "wrong" and f"w{number + 1} edited" in verdict.note
+        assert verdict.outcome == "wrong" and f"{name} edited" in verdict.note
+
+
+def scales_of(o: Operands, change: Callable[[Tensor], Tensor], *, first: bool) -> Operands:
+    scale = o.scale1 if first else o.scale2
+    assert scale is not None
+    return replace(o, **{"scale1" if first else "scale2": change(scale)})
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("text", [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x272x272,wscale=128x128"])
+def test_the_gate_sees_a_neighbours_scale(text: str, axis: int, first: bool) -> None:
+    """Of the next expert, the next row or block of rows, the next group of K."""
+    problem = quantised(text)
+    inputs = MOE.make(problem, kind="randn", seed=1, device=CPU)
+    if inputs["scale1" if first else "scale2"].shape[axis] == 1:
+        pytest.skip("there is no other")
+    kernel = MixtureKernel(
+        lambda o: mixture.run(scales_of(o, lambda s: s.roll(1, axis), first=first), how_of(problem))
+    )  # fmt: skip
+    verdict = verify(problem, {GROUPED: kernel}, MOE.default(problem), device=CPU)[GROUPED]
+    assert verdict.outcome == "wrong", verdict.note
+
+
+@pytest.mark.parametrize("act", ["silu_gated", "gelu_gated_interleaved", "gelu", "silu_gated_weighted"])
+@pytest.mark.parametrize("text", [FP8, INT4, MXFP4, "fp16/i8:4x128x128,wscale=tensor"])
+def test_whole_numbers_have_one_right_result(text: str, act: str) -> None:
+    """Torch's own form has it, so that every candidate must."""
+    problem = quantised(text, act)
+    for seed in (1, 2, 3):
+        inputs = MOE.make(problem, kind="integers", seed=seed, device=CPU)
+        case = case_of(problem, MOE.default(problem), inputs, MOE.sample(problem, seed=seed, device=CPU), None)
+        assert case.bits and float(case.exact.abs().mean()) > 1
+    assert "integers" not in MOE.kinds(quantised(text, "swiglu_gated_interleaved"))
+
+
+def test_weights_are_drawn_as_all_their_codes_and_nobodys_are_nan() -> None:
+    for text in (FP8, INT4, MXFP4):
+        problem = quantised(text)
+        inputs = MOE.make(problem, kind="randn", seed=1, device=CPU)
+        codes = inputs["w1"].view(torch.uint8).unique().tolist()
+        assert set(range(256)) - set(codes) <= {0x7F, 0xFF}, "every code but e4m3's NaN"
+        assert not inputs["w1"].double().isnan().any()
+        unvisited = MOE.make(problem, kind="unvisited", seed=1, device=CPU)
+        for number, reduced in (("1", 128), ("2", 96)):
+            w, scale = unvisited[f"w{number}"], unvisited[f"scale{number}"]
+            values = [mixture.dequantised(w[e], scale[e], how_of(problem).quant, torch.float64) for e in range(6)]
+            assert [bool(v.isnan().all()) for v in values] == [False] * 3 + [True] * 3
+            assert not any(bool(v.isnan().any()) for v in values[:3])
+            assert values[0].shape[1] == reduced
+    apart = MOE.make(quantised(FP8), kind="apart", seed=1, device=CPU)["scale1"]
+    ratio = (apart / apart.min()).log2()
+    assert torch.equal(ratio, ratio.round()) and int(ratio.max()) == 8
 
 
 def test_what_it_has_no_inputs_for_is_said() -> None:
@@ -222,6 +285,36 @@ def test_what_may_serve_a_call_is_compiled_before_a_device_is_used(
     assert isinstance(BACKENDS["moe_decode"], AheadBackend) and not isinstance(BACKENDS["moe_grouped"], AheadBackend)
 
 
+def test_bytes_are_those_of_packed_weights_and_scales() -> None:
+    """Of the experts that can be visited, those of a race's floor; rows of both weights together: 320 of 128 or 96."""
+    of_w1, of_w2 = 192 * 128, 128 * 96
+    for text, one in (
+        (FP8, of_w1 + of_w2 + 4 * (192 + 128)), (INT4, (of_w1 + of_w2) // 2 + 2 * (of_w1 + of_w2) // 32),
+        ("bf16/fp4_e2m1:4x128x128,wscale=1x32", (of_w1 + of_w2) // 2 + (of_w1 + of_w2) // 32),
+        ("bf16/fp8_e4m3:4x128x128,wscale=128x128", of_w1 + of_w2 + 4 * (2 + 1)),
+        ("bf16/fp8_e4m3:4x128x128,wscale=tensor", of_w1 + of_w2 + 8),
+    ):  # fmt: skip
+        problem = quantised(text)
+        assert MOE.weight_bytes(problem) == 6 * one and MOE.weight_bytes(problem.with_m(1)) == 2 * one
+        assert touched_bytes(problem, torch.tensor([[0, 5], [5, -1]])) == 2 * one
+    assert problem.flops == 2 * 4 * 2 * (of_w1 + of_w2)
+
+
+@pytest.mark.parametrize("text", [FP8, INT4, MXFP4])
+def test_copies_of_large_quantised_weights_lie_over_each_other(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """One expert further each, at addresses that kernels of ours take."""
+    problem = quantised(text, experts=16)
+    monkeypatch.setattr("gemmtuned.kernels.families.moe.WHOLE_BYTES", 1)
+    copies = MOE.weight_copies(problem, count=3, device=CPU)
+    for one, two in zip(copies[0], copies[1], strict=True):
+        assert one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+        assert two.data_ptr() - one.data_ptr() == one[0].nbytes and one.is_contiguous()
+        assert one.dim() == 2 or one[0].nbytes % 16 == 0, "as our kernels want it"
+    inputs = [MOE.make(problem, kind="randn", seed=0, device=CPU, weights=w) for w in copies]
+    y = [one.run(MOE.default(problem)) for one in inputs]
+    assert torch.equal(y[0], y[1]) and torch.equal(y[0], y[2]) and y[0].any()
+
+
 @pytest.mark.parametrize("bias", ["", "+bias"])
 def test_copies_of_large_weights_lie_over_each_other(monkeypatch: pytest.MonkeyPatch, bias: str) -> None:
     """A race at decode sizes reads other memory at each call, with room for one copy."""
@@ -249,5 +342,16 @@ def test_the_two_launches_are_offered_on_sm_90_alone() -> None:
     assert not list(backend.candidates(moe("bf16:8x2048x2048", experts=128)))  # a CPU's
     assert not list(backend.candidates(gpu.with_m(600)))  # too many pairs
     assert not backend.stamps(Device("cpu-x", "cpu", "x", "x86_64", 2))
+    for text, layer in (
+        (FP8, {"weight": "fp8_e4m3", "scales": "row"}), (INT4, {"weight": "int4", "scales": "group", "group": 32}),
+        (MXFP4, {"weight": "mxfp4", "scales": "group", "group": 32, "bias": True}),
+    ):  # fmt: skip
+        problem = quantised(text, threads=0)
+        found = list(backend.candidates(problem))
+        told = moe_compile.described(problem)
+        assert len(found) == 30 and told is not None and {name: getattr(told, name) for name in layer} == layer
+    readable = replace(quantised(INT4, threads=0), wscale_dtype="fp32")
+    assert can_tune(readable) and not list(backend.candidates(readable))  # scales of X's type are read
+    assert not list(backend.candidates(quantised("bf16/i8:4x128x128,wscale=row", threads=0)))
     with pytest.raises(CandidateFailed, match="does not run"):
         backend.prepare(Candidate("moe_decode"), moe())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -181,15 +183,76 @@ def test_ids_of_64_bits_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert kernel.served(replace(o, w1=w1.mT.contiguous().mT)) is None
 
 
+QUANTISED = """
+import json, sys, torch
+from hooked import wait_for
+import gemmtuned
+from gemmtuned.ops import fused_moe
+torch.set_num_threads(int(sys.argv[2]))
+torch.manual_seed(0)
+wait_for(lambda: gemmtuned.generation() >= int(sys.argv[1]))
+x, weights, ids = torch.randn(4, 128).bfloat16(), torch.rand(4, 2), torch.randint(0, 8, (4, 2))
+w1, w2 = torch.randn(8, 128, 128), torch.randn(8, 128, 64)
+bytes1, bytes2 = (torch.randint(0, 256, (8, 128, k // 2), dtype=torch.uint8) for k in (128, 64))
+given = {
+    "per_Token": (*(w.to(torch.float8_e4m3fn) for w in (w1, w2)), *(torch.rand(8, 128, 1) / 8 for _ in range(2))),
+    "per_Group": (bytes1, bytes2, *(torch.rand(8, 128, k // 32).bfloat16() / 32 for k in (128, 64))),
+    "per_1x32": (bytes1, bytes2, *(torch.randint(120, 125, (8, 128, k // 32), dtype=torch.uint8) for k in (128, 64))),
+}
+with torch.no_grad():
+    sums = {}
+    for quant, (one, two, scale1, scale2) in given.items():
+        found = [
+            fused_moe(x, one, two, weights, ids, quant_type=quant, w1_scale=scale1, w2_scale=scale2) for _ in range(5)
+        ]
+        assert all(torch.equal(found[0], y) for y in found)
+        sums[quant] = float(found[0].double().abs().sum())
+print(json.dumps(sums))
+"""
+WAITING = 2 + (os.cpu_count() or 1)  # so many threads wait for each other: what others take then counts as well
+OF_QUANTISED = [
+    Problem.parse(f"moe:bf16/{kind},threads={WAITING},experts=8,topk=2,inter=64,act=silu_gated")
+    for kind in (
+        "fp8_e4m3:4x128x128,wscale=row",
+        "i4:4x128x128,wscale=1x32,wscaledtype=bf16",
+        "fp4_e2m1:4x128x128,wscale=1x32",
+    )
+]
+
+
 @pytest.mark.slow
-def test_the_whole_loop_from_a_count_to_a_verdict(home: Home) -> None:
-    home.run(PROGRAM, "0")
-    tuned = subprocess.run(
-        [sys.executable, "-m", "gemmtuned", "tune", str(LAYER), "--json"], env=home.environment(), cwd=HERE,
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert str(LAYER) in tuned.stdout, tuned.stderr
+@pytest.mark.parametrize(
+    ("program", "problems"), [(PROGRAM, [LAYER]), (QUANTISED, OF_QUANTISED)], ids=["plain", "quantised"]
+)
+def test_the_whole_loop_from_a_count_to_a_verdict(home: Home, program: str, problems: list[Problem]) -> None:
+    """What is counted is tuned in the foreground, and the next program is served what was found."""
+    texts = [*map(str, problems)]
+    before = home.run(program, "0", str(WAITING)).said
+    assert home.counts() == {(text, "miss"): 5 for text in texts}
+    tuned = command(home, "tune", "--json", *texts)
     assert "cannot be tuned" not in tuned.stdout + tuned.stderr
+    verdicts = {row["problem"]: row.get("state", "") for row in json.loads(tuned.stdout)["rows"]}
+    solved = {text: state for text, state in verdicts.items() if state in ("published", "default_best")}
+    if program == PROGRAM:
+        assert set(verdicts) == set(texts), tuned.stderr  # with two threads: put off where others use the CPU
+        return
+    assert set(solved) == set(texts), tuned.stdout
+    assert solved[texts[2]] == "published", "codes that are looked up in pairs are faster"
+    after = home.run(program, "1", str(WAITING)).said
+    assert after == pytest.approx(before, rel=1e-2)
+    assert {text: home.counts()[text, "exact"] for text in texts} == dict.fromkeys(texts, 5)
+    rows = json.loads(command(home, "coverage", "--by", "problem", "--json").stdout)["rows"]
+    assert {row["problem"]: (row["exact_calls"], row["missed_calls"]) for row in rows} == dict.fromkeys(texts, (5, 5))
+    gains = json.loads(command(home, "gains", "--json").stdout)["rows"]
+    assert {row["problem"] for row in gains} >= {text for text, state in solved.items() if state == "published"}
+    assert json.loads(command(home, "untuned", "--json").stdout)["states"]["untunable"] == 0
+
+
+def command(home: Home, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gemmtuned", *words], env=home.environment(), cwd=HERE, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
 
 
 def test_keys_are_those_of_the_call() -> None:
