@@ -1,7 +1,7 @@
 """Where a table of some age or fork has what its family calls M, N and us: other places, and other units.
 
 vLLM's gradlib, which AITER's tuner comes from, names things as BLAS does: M is the rows of the weight and N the number
-of tokens.  Its tuned tables are told by their columns (`libtype`, `solidx`, `soltimes`, without `outdtype`), its lists
+of tokens.  Its tuned tables are known by their columns (`libtype`, `solidx`, `soltimes`, without `outdtype`), its lists
 of shapes by their name alone.  Times of either, and of AITER's of 2024, are milliseconds until `kernelName` came.
 """
 

@@ -182,7 +182,7 @@ def read_lines(lines: Iterable[str], *, name: str, family: str | None = None, ig
 
 
 class Reader:
-    """The rows of a table one by one, so that none need stay in memory; faults are told once it is through.
+    """The rows of a table one by one, so that none need stay in memory; faults are reported once it is through.
 
     Raises TableError as read_lines does, from the constructor for the header.
     """

@@ -28,7 +28,7 @@ SCALES: Final = {  # aiter.QuantType
     "No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x32": "1x32", "per_1x128": "1x128",
     "per_128x128": "128x128",
 }  # fmt: skip
-# Scales and weights of the quantised families whose columns do not say: (scale, weight_state, dtype where none is told)
+# Scales and weights of the quantised families whose columns do not say: (scale, weight_state, dtype if none is named)
 _QUANTISED: Final = {
     "a8w8": ("row", "plain", "i8"),
     "asm_a8w8": ("row", "shuffled", "i8"),

@@ -3,7 +3,7 @@
 `config.json` (quantization_config, compression_config) and `hf_quant_config.json` say a method, what it is left out of
 and sometimes what each layer has.  Each method has its own way to say it: fp8 and MXFP4 lists name modules, wholly or
 by their end; compressed-tensors names them, or as `re:` expressions; ModelOpt's are shell patterns, with a list of
-layers where they differ.  An entry that nothing in the model answers to, and a method we do not know, are told: what is
+layers where they differ.  An entry that nothing in the model answers to, or a method we do not know, is named: what is
 not understood is never taken for a plain weight.
 
 Sources: transformers' quantizers and should_convert_module, vLLM's is_layer_skipped and ModelOpt's is_layer_excluded,
@@ -187,7 +187,7 @@ class _Matcher:
         for pattern in (*self._rules.plain, *self._kept):
             number = re.search(r"layers\.(\d+)", pattern)
             ahead = (number is not None and int(number[1]) > last) or re.match(r"(model\.)?mtp", pattern)
-            unseen = not tower and _TOWER.search(pattern)  # the tower as a whole is told not to be described
+            unseen = not tower and _TOWER.search(pattern)  # the tower as a whole is named as not described
             hit = pattern in self._plain.hit or pattern in self._some.hit
             if not hit and not _NO_LINEAR.search(pattern) and not ahead and not unseen:
                 odd[re.sub(r"\d+", "#", pattern)] += 1

@@ -126,7 +126,7 @@ class Problem:
         words = _words_of(self)
         try:
             filled = _filled(words)
-        except TypeError:  # a list where a word belongs cannot be looked up, but it can be told
+        except TypeError:  # a list where a word belongs cannot be looked up, but it can be named
             filled = _filled.__wrapped__(words)
         for name, word in filled:
             object.__setattr__(self, name, word)

@@ -81,14 +81,14 @@ def say_line(line: str) -> None:
 
 
 class Once:
-    """Texts that were told already, the newest of them: what comes again after so many others is told again."""
+    """Texts that were said already, the newest of them: what comes again after many others is said again."""
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
         self._told: dict[str, None] = {}
 
     def is_new(self, text: str) -> bool:
-        """True for a text that was not told; from now on it was."""
+        """True for a text that was not said yet; from now on it was."""
         new = self._told.pop(text, self) is self
         self._told[text] = None
         if len(self._told) > self._most:

@@ -1,4 +1,4 @@
-"""Opening the file: the ways SQLite is told to, which file lies at a path, and where none may lie."""
+"""Opening the file: the ways in which SQLite opens it, which file lies at a path, and where none may lie."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def what_lies_there(mode: int) -> str:
 def holder(path: Path) -> str:
     """Which process holds this lock, as far as the kernel tells: "pid 7 (name, user)"; "" when it does not.
 
-    Of one that was told to stop where it is also how to let it go on: STOPPED is in the text then.
+    Where it was stopped by a signal, also how to let it go on: STOPPED is in the text then.
 
     /proc/locks names it by device and inode; locks of other PID namespaces are listed with a number that is none here.
     """

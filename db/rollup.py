@@ -2,7 +2,7 @@
 
 `sighting.hour` is the first hour of the time that a row stands for.  Everything happens in slices: each is one small
 transaction that leaves the sums as they were, so programs hardly wait for it, a kill between two loses nothing, and
-whoever comes next goes on where it was left: what is still to do is told by the rows themselves.  The same slices bring
+who comes next goes on where it was left: the rows themselves show what is still to do.  The same slices bring
 over the rows of databases made before step 0016, hits of solutions included.
 """
 

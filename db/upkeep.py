@@ -87,7 +87,7 @@ def damage(path: Path, *, stop: Stop | None = None) -> list[str]:
     """What is wrong with its pages and its list of tables; [] when nothing.
 
     stop: lets another thread end it.  Raises StoreError when it cannot be looked at: no room, no right, a disk that
-    does not answer, somebody else's file, told to stop.  None of them says that the file is damaged.
+    does not answer, somebody else's file, a signal to stop.  None of them says that the file is damaged.
     """
     stop = stop or Stop()
     try:

@@ -142,7 +142,7 @@ class _Group(Group):
         except BrokenPipeError as err:  # the reader of our output has seen enough: `gemmtuned untuned | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from err
-        except OSError as err:  # a name that no file can have, a folder closed to us: whoever gave it is told
+        except OSError as err:  # a name that no file can have, a folder closed to us: who gave it reads that
             where = f"{str(err.filename)[:200]}: " if err.filename else ""
             complain(f"{where}{limit_reached(err) or err.strerror or err}")
             raise typer.Exit(1) from err

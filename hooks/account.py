@@ -33,7 +33,7 @@ log = logging.getLogger("gemmtuned.hooks")
 
 
 class Account:
-    """selections: told of what each call was served by, where the user asked for that."""
+    """selections: logs what each call was served by, where the user asked for that."""
 
     def __init__(
         self,

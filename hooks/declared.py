@@ -111,7 +111,7 @@ class Declared:
             if there is not None:
                 try:
                     yield from _declarations(":".join(place), there)
-                finally:  # last of all: until then another thread that asks has_new is told so
+                finally:  # last of all: until then has_new is true for another thread, too
                     self._waiting.remove(place)
 
     def has_new(self) -> bool:

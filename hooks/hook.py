@@ -71,7 +71,7 @@ class Hook:
             settings,
             self.library,
             self.tables,
-            counts=settings.capture or self.selections is not None,  # what is told was counted
+            counts=settings.capture or self.selections is not None,  # what it logs was counted
             before_capture=lambda: self.ready.before_capture(),  # another in a child
         )
         self.account = Account(settings, self.library, self.tables, self.patches, self.where, self.selections)

@@ -2,7 +2,7 @@
 
 Engines put batch-invariant kernels in torch's place, libraries faster ones, users what they like.  Where that is there
 before us we leave the operator alone; where it comes later it goes on top of ours, as they meant it.  Either way their
-calls are neither counted nor routed, so it is told.  What torch itself says of its dispatcher is all that is asked.
+calls are neither counted nor routed, which is reported.  What torch itself says of its dispatcher is all that is asked.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Patches:
         return bool(self.mode & native.CAPTURE)
 
     def follow_mode(self) -> None:
-        """Do what switches and the breaker say now; a mode of batch-invariant kernels is told."""
+        """Do what switches and the breaker say now; a mode of batch-invariant kernels is reported."""
         before, mode = self._invariant, self._wanted()
         if mode != self.mode and self._library.native is not None:
             self._library.native.set_mode(mode)

@@ -96,8 +96,8 @@ def all_agree(group: torch.distributed.ProcessGroup, said: str) -> bool:
 class Together:
     """All ranks of a group change tables at one step of the program, without a word of the program's.
 
-    Each calls `step` at every step; after so many, all learn from the first rank which generation it has read, a number
-    over the group's network, and take it up there and then.  hook: this process's, None where it is off.
+    Each calls `step` at every step; after `every` of them, all learn from the first rank which generation it has read,
+    a number over the group's network, and take it up there and then.  hook: this process's, None where it is off.
     """
 
     def __init__(self, group: torch.distributed.ProcessGroup, *, hook: Callable[[], Hook | None], every: int) -> None:
@@ -108,7 +108,7 @@ class Together:
         self._not_before_s = 0.0  # of clock.monotonic()
 
     def step(self) -> None:
-        """One step has begun. Collective at every so many."""
+        """One step has begun. Collective once in `every` steps."""
         self._steps += 1
         if self._steps % self._every == 0:
             self.look()

@@ -53,7 +53,7 @@ class Compilers:
         *,
         before: Callable[[Candidate], object] = lambda candidate: None,
     ) -> dict[Candidate, str]:
-        """Compile all of them for `device`; those that failed, with the reason. before: told of each that begins.
+        """Compile all of them for `device`; those that failed, with the reason. before: called with each that begins.
 
         Raises TryLater when no compiler works here: a search without its kernels would find for torch.
         """

@@ -14,7 +14,7 @@ from typing import Final
 
 _MOST: Final = 0.4
 _MOST_OF_ALL: Final = 0.01  # of a large machine, for problems of many threads
-_MOST_EACH: Final = 0.1  # of a thread, then
+_MOST_EACH: Final = 0.1  # per thread, then
 
 
 def most_waited(threads: int) -> float:

@@ -51,7 +51,7 @@ class Offers:
         if self._environment.stamp_of(candidate) is None or not self._options.allows(candidate):
             return False
         backend = self._backends.get(candidate.backend)
-        if isinstance(backend, CompiledBackend) and self._options.only is None:  # who asks for it is told why not
+        if isinstance(backend, CompiledBackend) and self._options.only is None:  # who asks for it reads why not
             return all(backend.holds(candidate, member) for member in self._members)
         return backend is not None
 

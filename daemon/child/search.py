@@ -4,7 +4,7 @@
     Screening   short races of all, after which the promising are left      screening.py
     Races       a race, and when its times count                            races.py
     Arms        operands in memory, and the candidates' calls of them       arms.py
-    Trials      what the parent is told of each                             trials.py
+    Trials      what the parent reads of each                             trials.py
 
 Torch's default is timed first and is always a candidate.  All others are screened against it in short races; the best
 few are verified; what passes races the default in earnest at every member of the unit, and the best of those races

@@ -1,4 +1,4 @@
-"""CHILD side: what the parent is told of each candidate's trials."""
+"""CHILD side: what the parent gets of each candidate's trials."""
 
 from __future__ import annotations
 

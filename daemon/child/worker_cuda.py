@@ -1,4 +1,4 @@
-"""CHILD side, on GPUs: how much memory we hold is told as it changes, and kept under a cap; is the device still well?
+"""CHILD side, on GPUs: our memory is reported as it changes, and kept under a cap; is the device still well?
 
 The parent cannot tell our memory from others' where the driver hides processes, so we say what is ours.
 """

@@ -89,7 +89,7 @@ def serve(
 ) -> None:
     """Answer each order with trials and then one Found or Failed, until the other side is gone.
 
-    after_failure: called before a failure is told; ends the process when it cannot go on.
+    after_failure: called before a failure is reported; ends the process when it cannot go on.
     """
     inbox = Inbox()
     while True:

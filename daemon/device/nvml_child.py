@@ -42,7 +42,7 @@ def answer(nvml: Any) -> dict[str, Any]:
 
 
 def condition_of(uuid: str) -> tuple[int | None, int | None]:
-    """(SM clock in MHz, reasons why it is not higher, as NVML's bits) of one GPU now; None for what is not told."""
+    """(SM clock in MHz, reasons why it is not higher, as NVML's bits) of one GPU now; None for what it does not say."""
     try:
         import pynvml
 

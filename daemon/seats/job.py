@@ -37,7 +37,7 @@ Killed = tuple[Problem, int, tuple[Problem, Candidate] | None]
 
 
 class State(Enum):
-    """See the module."""
+    """Where a job is, as the head of this file draws it."""
 
     LEASED = auto()
     TUNING = auto()
@@ -45,10 +45,10 @@ class State(Enum):
 
 
 class Job:
-    """See the module.
+    """One leased problem, from the lease to its end.
 
     killed_at: of all jobs of the seat. installed: called when the verdict is in the store. always: who asked waits at
-    a terminal, so what the worker puts off is told at once instead of tried again.
+    a terminal, so what the worker puts off is reported at once instead of tried again.
     """
 
     def __init__(

@@ -120,7 +120,7 @@ class Worker:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is the daemon's to handle, and one kill reaches all that it started
                 cwd="/",  # `-m` puts the current folder before all others on the path
-                env=unhooked_env(**_visible(device)),  # it sees the one GPU it was told
+                env=unhooked_env(**_visible(device)),  # it sees its own GPU alone
             )
         except OSError as err:
             ours.close()
@@ -150,7 +150,7 @@ class Worker:
         """What it has said since, without waiting.
 
         Raises WorkerDied or WorkerHung, once all it said before has been returned: nothing finished is lost.  That it
-        ends when we told it to is nobody's fault and not raised.
+        ends when we ask it to is nobody's fault and not raised.
         WorkerFailed when it said something that makes no sense.  It is dead and gone in all three cases.
         """
         cut(self._output)

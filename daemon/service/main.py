@@ -141,7 +141,7 @@ def tune_now(
 ) -> Tuned:
     """Tune what is asked for now and publish; problems never seen by any program too.
 
-    What is settled is in the store, published and told through the request at once: an interrupt loses nothing of it.
+    What is settled is stored, published and reported through the request at once: an interrupt loses nothing of it.
     idle: wait for an idle device as the daemon does.  progress(done, total, doing) is called as it goes on.  Raises
     WorkerFailed when no worker can be started.  A daemon running beside it sees the device busy and gives way.
     """

@@ -38,7 +38,7 @@ _ACTIVE_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class Metrics:
     """Serves http://127.0.0.1:<port>/metrics until closed. Raises SettingError when the port is taken.
 
-    database: asked for what programs report; None: the daemon alone is told of.
+    database: asked for what programs report; None: only what the daemon itself knows.
     """
 
     def __init__(self, port: int, database: Path | None = None) -> None:

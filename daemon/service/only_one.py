@@ -42,7 +42,7 @@ class OnlyDaemon:
             return
         try:
             fd = self._take()
-        except (TableError, StoreError) as err:  # tried again at the next turn; what the home refuses else is told, too
+        except (TableError, StoreError) as err:  # tried again at the next turn
             if str(err) != self._said:
                 logger.warning("the lock of this daemon was removed, and cannot be made anew reason=%r", str(err))
             self._said = str(err)

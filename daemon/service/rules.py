@@ -1,4 +1,4 @@
-"""What the operator allows: pause, hours of the day, device time a day, which devices. Pure rules on the time told."""
+"""What the operator allows: pause, hours of the day, device time a day, which devices. Pure rules on a given time."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def paused_until(home: Path, now_s: float) -> float | None:
     except OSError:
         return 0.0
     until_s = decimal(text.strip())
-    if until_s is None or until_s >= _LAST_S:  # no moment that could be told
+    if until_s is None or until_s >= _LAST_S:  # no moment that has a name
         return 0.0
     return until_s if until_s > now_s else None
 

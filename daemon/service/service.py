@@ -143,7 +143,7 @@ class Daemon:
                 self.rules.spend(now_s, passed_s)
                 self._keep_rules()
             seat.look(now_s, forbidden=forbidden)
-        for seat in self.seats:  # all that must leave have been told by now, so none waits for another's end
+        for seat in self.seats:  # all that must leave know it by now, so none waits for another's end
             seat.act(now_s)
             if seat.in_use:
                 self.last_used_s = now_s

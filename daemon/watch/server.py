@@ -1,4 +1,4 @@
-"""The daemon's socket `daemon.sock` in the home: who connects is told what goes on, as one JSON text, and that is all.
+"""The daemon's socket `daemon.sock` in the home: who connects gets what goes on, as one JSON text, and that is all.
 
 The loop hands over its newest notice; a thread answers from memory, and another one asks the database and the system
 while somebody watches.  Neither can keep the loop from its work, and no answer names what the asker could not read in

@@ -18,7 +18,7 @@ LEAST: Final = 0.02  # of a core: less is not worth a name
 
 
 class Users:
-    """Remembers what each process had used at the look before, so that a share can be told."""
+    """Remembers what each process had used at the last look, so that a share can be worked out."""
 
     def __init__(self) -> None:
         self._used_s: dict[int, float] = {}

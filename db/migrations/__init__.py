@@ -28,7 +28,7 @@ APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLi
 STEPS: Final = tuple(sorted(Path(__file__).parent.glob("[0-9][0-9][0-9][0-9]_*.sql")))
 SCHEMA: Final = len(STEPS)
 NEXT: Final = "\n-- next\n"  # between the statements of schema.sql
-# Two steps had one number once. A database that ran them under their old names is told the new: it runs none twice
+# Two steps had one number once. A database that ran them under their old names learns the new ones: it runs none twice
 _RENAMED: Final = (("0015_summaries", "0016_summaries"), ("0016_identity", "0017_identity"))
 _RECORD: Final = (  # as sqlite-utils makes it, to the letter
     """CREATE TABLE "_sqlite_migrations" (

@@ -15,7 +15,7 @@ from gemmtuned.configs.problem import DTYPES, MAX_DIM
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.own_kernel import Parameter
 
-# AITER's --libtype in our words; "all" and "both" restrict nothing, those without a backend of ours are told
+# AITER's --libtype in our words; "all" and "both" restrict nothing, those without a backend of ours are named
 _LIBRARIES: Final[dict[str, tuple[str, ...]]] = {
     "torch": ("torch",), "triton": ("triton",), "hipblaslt": ("hipblaslt", "cublaslt"),
     "skinny": (), "asm": (), "ck": (), "cktile": (), "flydsl": (), "opus": (),

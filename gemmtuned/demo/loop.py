@@ -177,7 +177,7 @@ def _tune(home: Path, tune_s: float, say: Callable[[str], None]) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], home: Path, most_s: float, say: Callable[[str], None]) -> int:
-    """Its exit code; after most_s seconds it is ended, and that is 0. Meanwhile the reader is told how far it is."""
+    """Its exit code; after most_s seconds it is ended, and that is 0. Meanwhile the reader sees how far it is."""
     began_s = said_s = time.monotonic()
     while (code := process.poll()) is None:
         now_s = time.monotonic()

@@ -78,7 +78,7 @@ def step_of(blocks: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 
 @torch.inference_mode()
 def decode(blocks: nn.Module, x: Tensor, steps: int) -> dict[str, float]:
-    """Run so many steps and say how fast they were."""
+    """Run that many steps and say how fast they were."""
     step = step_of(blocks, x)
     y = step()
     y.float().sum().item()  # waits for the device

@@ -23,7 +23,7 @@ from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.published import standing
 from gemmtuned.reports.render import several, size
 
-DOUBTFUL: Final = ("fuse", "virtiofs")  # a network or a local disk behind them: cannot be told from here
+DOUBTFUL: Final = ("fuse", "virtiofs")  # a network or a local disk behind them: cannot be seen from here
 LOW_BYTES: Final = 1 << 30
 EMPTY_BYTES: Final = 64 << 20  # below this a flush or a publish may fail any moment
 # One watcher a process takes one instance; 128, the usual limit, is shared by all programs of the user.
@@ -106,7 +106,7 @@ def _home(settings: Settings) -> Check:
         fix = f"have yourself added to the group of {counts.parent}, or set GEMMTUNED_HOME"
         return Check("home", FAIL, f"{home} is another user's, and {counts.parent} is not writable", fix)
     err = _refusal(there)
-    if err is not None and err.errno != errno.ENOSPC:  # a full disk is told by the line on it
+    if err is not None and err.errno != errno.ENOSPC:  # the line on the disk reports a full one
         verb = "written" if there == home else "made"
         fix = "set GEMMTUNED_HOME to a folder of your own"
         if err.errno == errno.EACCES and there.is_dir() and there.stat().st_uid == os.geteuid():

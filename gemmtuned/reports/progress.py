@@ -40,7 +40,7 @@ class Left:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._first: tuple[float, int] | None = None  # when it was first told, and how much was done then
+        self._first: tuple[float, int] | None = None  # when it was first called, and how much was done then
 
     def __call__(self, done: int, total: int) -> str:
         now_s = self._clock()

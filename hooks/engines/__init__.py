@@ -1,4 +1,4 @@
-"""What serving engines load of us by their own plugin entry points: labels, tables before graphs, warm-ups told apart.
+"""What serving engines load of us by their own plugin entry points: labels, tables before graphs, warm-ups kept apart.
 
 An engine changes under us with every release.  So every patch first looks whether what it wraps is there, wraps
 instances rather than classes where it can, and on any doubt does nothing: then the engine runs as one that only has

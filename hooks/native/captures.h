@@ -14,7 +14,7 @@ namespace gemmtuned {
 
 class Captures {
  public:
-  // A graph is being captured under this id, and its end will be told: only of such is anything kept.
+  // A graph is being captured under this id, and the driver will report its end: only of such is anything kept.
   void expect(uint64_t id) {
     std::lock_guard<std::mutex> hold(mutex_);
     if (id && captures_.size() < kMost) captures_[id];

@@ -1,4 +1,4 @@
-// The state of the hook in this process: mode, table, counters, and the look-up of a thread.
+// The state of the hook in this process: mode, table, counters, and each thread's look-up.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/macros/Macros.h>

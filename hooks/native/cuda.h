@@ -186,7 +186,7 @@ struct Cuda {
     bool fast, routable;
   };
 
-  // scales: what both stand for, told after the operands are known to be matrices that fit.
+  // scales: what both stand for, found after the operands are known to be matrices that fit.
   template <class Scales, class Stock>
   static auto scaled(const ScaledCall& c, const Scales& scales, const Stock& stock, Tensor* out = nullptr)
       -> decltype(stock()) {

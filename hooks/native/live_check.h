@@ -30,7 +30,7 @@ inline bool live_check_due() {
 }
 
 // What the gate lets the RMS error of either result be at most, whatever stock's own is: `cap` of kernels/families/error.py,
-// of so many results, which tests/hooks/test_hooks_live_check.py compares with this. 0: it has none for such results.
+// of this many results, which tests/hooks/test_hooks_live_check.py compares with this. 0: it has none for such results.
 inline double live_cap(const Problem& p, double count) {
   constexpr double kSure = 6;
   const auto out = static_cast<at::ScalarType>(p.out_dtype);

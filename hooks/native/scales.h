@@ -1,4 +1,4 @@
-// What the scales of a product stand for, told as torch tells it: by shapes, strides and dtypes of both operands and both
+// What the scales of a product stand for, decided as torch does it: by shapes, strides and dtypes of both operands and both
 // scales (_scaled_mm), or by the recipe that the caller names (_scaled_mm_v2).
 //
 // One value of scale_a says nothing alone: with M = 1 it is the scale of a row or of the tensor, and with K = 128 a value

@@ -53,7 +53,7 @@ class Workspaces {
     return slot.memory;
   }
 
-  // The graph of this capture is gone. Only told of graphs that do not hold their memory themselves.
+  // The graph of this capture is gone. Only called for graphs that do not hold their memory themselves.
   void release(unsigned long long capture) {
     std::lock_guard<std::mutex> hold(mutex_);
     for (Slot& slot : slots_)
@@ -86,8 +86,8 @@ class Workspaces {
     Owner owner;
     Address memory;
     size_t bytes;
-    bool held = false;               // by the graph: its end is told by the driver, once no replay runs
-    std::atomic<bool> freed{false};  // it was told
+    bool held = false;               // by the graph: the driver reports its end, once no replay runs
+    std::atomic<bool> freed{false};  // it was reported
     std::chrono::steady_clock::time_point since{};
     Slot(const Owner& owner, Address memory, size_t bytes) : owner(owner), memory(memory), bytes(bytes) {}
   };
