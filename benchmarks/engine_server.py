@@ -24,6 +24,11 @@ NAME = "tiny"
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
+def say(what: str) -> None:
+    """One line of progress, apart from the figures."""
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
 @dataclass
 class Server:
     """command: what starts it, `{model}` and `{port}` filled in.  env: besides GEMMTUNED and its home."""
@@ -58,6 +63,7 @@ class Server:
             if self.process.poll() is not None or time.monotonic() > began_s + START_S:
                 raise SystemExit(f"the engine did not start:\n{self.log.read_text()[-4000:]}")
             time.sleep(0.5)
+        say(f"a server answers after {time.monotonic() - began_s:.0f} s: {self.home.name}, log {self.log}")
         return time.monotonic() - began_s
 
     def _answers(self) -> bool:

