@@ -22,6 +22,7 @@ from gemmtuned import cli
 from gemmtuned.configs import errors
 from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.db import migrations, queries
+from gemmtuned.hooks.engine_operators import OPERATORS, UNSEEN, Operator
 from gemmtuned.reports.questions import QUESTIONS, meaning_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -29,6 +30,40 @@ FOLDER: Final = ROOT / "docs/reference"
 _FOUND: Final = "..."  # stands for what is known at run time alone
 COLUMNS: Final = ROOT / "gemmtuned/reports/columns.json"
 _MADE: Final = "\n\n<!-- Written by docs/generate.py: edit the code that it reads, then run it again. -->"
+
+# What each namespace of operators belongs to, and how the graphs of its programs are captured anew for a new table
+ENGINES: Final = {
+    "_C": ("vLLM 0.32", "`GEMMTUNED_RECAPTURE=idle`, not tried on a GPU"),
+    "vllm": ("vLLM 0.32", "`GEMMTUNED_RECAPTURE=idle`, not tried on a GPU"),
+    "sgl_kernel": ("SGLang 0.5.23", "`POST /update_weights_from_disk`"),
+    "deep_gemm": ("DeepGEMM", "by its program"),
+    "trtllm": ("TensorRT-LLM", "at its next start"),
+    "gemmtuned": ("any, by `gemmtuned.ops`", "by its program"),
+}
+_REAL: Final = "a real server on a CPU (`make engines`)"
+_LAID: Final = "a stand-in of its schema (`test_hooks_foreign.py`)"
+# torch's own operators, which most linears of every engine arrive at: engine, path, recorded as, routed, since, tested
+TORCHS: Final = f"""
+vLLM 0.32 | linears in bf16, fp16 and fp32 | dense, batched, dense_add | yes | 0.1.0 | {_REAL}
+SGLang 0.5.23 | linears in bf16, fp16 and fp32 | dense, batched, dense_add | yes | 0.1.0 | {_REAL}
+`transformers serve` 5.19 | linears in bf16, fp16 and fp32 | dense, batched | yes | 0.1.0 | {_REAL}
+diffusers | linears in bf16, fp16 and fp32 | dense, batched | yes | 0.1.0 | blocks of a DiT (`examples/diffusion.py`)
+any | `torch._scaled_mm`, v1 and v2 | scaled | yes | 0.2.0 | on an H200 (`test_gpu_scaled.py`)
+any, transformers 5 | `torch._grouped_mm` | grouped | yes | after 0.2.0 | on an H200 (`test_gpu_grouped.py`)
+any | `torch._scaled_grouped_mm` | grouped, with scales | of rows | after 0.2.0 | on a GPU (`test_gpu_grouped.py`)
+"""
+# What was tried of one operator beyond a stand-in
+TRIED: Final = {
+    "_C::onednn_mm": _REAL,
+    "_C::cutlass_scaled_mm": "a stand-in, in a CUDA graph on an H200 (`test_gpu_recapture.py`)",
+    "gemmtuned::int8_scaled_mm": "on an H200 (`test_gpu_int8.py`)",
+    "gemmtuned::block_scaled_mm": "on an H200 (`test_gpu_blocks.py`)",
+    "gemmtuned::weight_only_mm": "on an H200 (`test_gpu_weight_only.py`)",
+}
+_FORMS: Final = {
+    "kn": "scaled", "nk": "scaled", "weights": "weight_only",
+    "opaque": "dense, opaque", "opaque batched": "batched, opaque",
+}  # fmt: skip
 
 
 def pages() -> dict[str, str]:
@@ -38,6 +73,7 @@ def pages() -> dict[str, str]:
         "commands.md": _commands(),
         "views.md": _views(),
         "messages.md": _messages(),
+        "engines.md": _engines(),
         "../database.md": _database(),
     }
 
@@ -197,6 +233,31 @@ def _messages() -> str:
         "Each check says PASS, WARN or FAIL. These lines ask for something; `...` stands for what was found.",
         _table(("check", "result", "says", "to mend it"), sorted(_checks())),
     ])  # fmt: skip
+
+
+def _engines() -> str:
+    heads = ("engine", "path to a product", "recorded as", "routed", "graphs captured anew", "since", "how tested")
+    graphs = {name.split()[0]: how for name, how in ENGINES.values()}
+    rows = [
+        (engine, path, family, routed, graphs.get(engine.split()[0], "by its program"), since, tested)
+        for engine, path, family, routed, since, tested in (line.split(" | ") for line in TORCHS.strip().splitlines())
+    ]
+    rows += [_operator(one) for one in OPERATORS]
+    rows += [(what, f"`{module}`", "not seen", "no", "-", "-", "-") for module, what in UNSEEN.items()]
+    return "\n\n".join([
+        "# Ways to a product, engine by engine" + _MADE,
+        "[engines.md](../engines.md) says how an operator that is not torch's own is found, and what *opaque* means. "
+        "Each is recorded where its schema is the one in `hooks/engine_operators.py`; those with a star are found by "
+        "the names of their arguments, which forks keep. `coverage`, `status` and `doctor` name what is not seen.",
+        _table(heads, rows),
+    ])  # fmt: skip
+
+
+def _operator(one: Operator) -> tuple[str, ...]:
+    engine, graphs = ENGINES[one.name.partition("::")[0]]
+    star = "" if one.is_exact else " *"
+    routed = ("yes", graphs) if one.routed else ("no", "-")
+    return engine, f"`{one.name}`{star}", _FORMS[one.form], *routed, "after 0.2.0", TRIED.get(one.name, _LAID)
 
 
 def _checks() -> Iterator[tuple[str, str, str, str]]:
