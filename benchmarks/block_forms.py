@@ -39,5 +39,6 @@ FORMS: Final[dict[str, Callable[[Problem], Copied]]] = {"copied": Copied}
 
 
 def is_refused(problem: Problem) -> bool:
-    """Whether torch takes no such X as it lies, only copies."""
-    return (problem.scale, problem.wscale) == ("1x128", "128x128") and problem.m % 4 != 0 and not problem.threads
+    """Whether torch takes no such X, or scales, as they lie, only copies."""
+    in_blocks = (problem.scale, problem.wscale) == ("1x128", "128x128") and not problem.threads
+    return in_blocks and (problem.m % 4 != 0 or not problem.scale_layout.startswith("col"))

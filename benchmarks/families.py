@@ -9,9 +9,10 @@ kernel of ours that screened best, what was published, and kernels that only rea
 one run, in CUDA graphs with cold weights.  A problem where torch stays counts 1.00.  Kinds: one scale a `row` or
 `tensor`, sums in fp32 every 128 of K (torch's use_fast_accum=False), `row_fast` and `tensor_fast` with the tensor
 core's own sums, `block`, scales of 1x128 by 128x128 (where M is no multiple of 4 torch refuses it: beside torch's
-product of copies made ahead, `copied`; `torch` makes them at every call), `int8`, with one scale a row, beside
-`_int_mm` alone (`int_mm`, with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales
-behind it (`int_mm_fused`: the best that torch has), and `grouped` and `grouped_nn`, bf16 products of --groups weights
+product of copies made ahead, `copied`; `torch` makes them at every call), `block_row`, with X's scales row after row,
+as gemm_a8w8_blockscale has them, which torch refuses at every M, `int8`, with one scale a row, beside `_int_mm` alone
+(`int_mm`, with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales behind it
+(`int_mm_fused`: the best that torch has), and `grouped` and `grouped_nn`, bf16 products of --groups weights
 with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows, `grouped_row` and
 `grouped_row_fast`, the same of fp8 with one scale a row (torch._scaled_grouped_mm), and `batched` and `batched_nn`,
 torch.bmm of --groups matrices in bf16 (the attention of DeepSeek-V3: 16 of 512x128 and 128x512).  Every problem is a
@@ -53,11 +54,11 @@ from gemmtuned.kernels.torch_flags import as_called
 FAST = {"math_mode": "reduced"}
 OF_GROUPS = ("grouped_row", "grouped_row_fast")
 GROUPED = ("grouped", "grouped_nn", *OF_GROUPS)
-ON_GPUS_ALONE = ("block", *OF_GROUPS)
+ON_GPUS_ALONE = ("block", "block_row", *OF_GROUPS)
 BATCHED = ("batched", "batched_nn")
 KINDS: dict[str, dict[str, str]] = {
     "row": {"scale": "row"}, "row_fast": {"scale": "row"} | FAST, "tensor": {"scale": "tensor"},
-    "tensor_fast": {"scale": "tensor"} | FAST, "block": {"scale": "1x128"},
+    "tensor_fast": {"scale": "tensor"} | FAST, "block": {"scale": "1x128"}, "block_row": {"scale": "1x128"},
     "int8": {"scale": "row", "dtype": "i8"},  # as the operator of gemm_a8w8 has it
 }  # fmt: skip
 SHORT = ((2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384), (4096, 4096))

@@ -84,6 +84,7 @@ def blocks_as_torch_takes(of_w: Tensor) -> Tensor:
     return of_w.t()
 
 
-def needs_copies(m: int, k: int) -> bool:
-    """Whether torch's product of these sizes with scales of blocks, without gaps, takes copies of them."""
-    return bool(m % _MULTIPLE or -(-k // BLOCK) % _MULTIPLE or k % BLOCK)
+def needs_copies(of_x: Tensor, k: int) -> bool:
+    """Whether torch's product with such scales of X, of blocks of K, takes copies of them, or is none."""
+    m, blocks = of_x.shape
+    return bool(m % _MULTIPLE or blocks % _MULTIPLE or k % BLOCK or of_x.stride(0) != 1)

@@ -1,8 +1,8 @@
-"""gemmtuned::block_scaled_mm: fp8 with scales of blocks of 128, of sizes that torch's own product does not take.
+"""gemmtuned::block_scaled_mm: fp8 with scales of blocks of 128 that torch's own product does not take as they lie.
 
-One operator, which the hook counts under the size that the program has and a kernel serves without a copy of X; one row
-of X among them, which torch refuses.  Without a solution torch multiplies copies (scaled_by_torch.py).  It writes into
-`out` and has no gradient.
+That is one row of X, numbers of rows that are no multiple of four, and scales of X row after row, as AITER has them.
+One operator, which the hook counts under the size that the program has and a kernel serves without copies.  Without a
+solution torch multiplies copies (scaled_by_torch.py).  It writes into `out` and has no gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def block_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.
     if not _is_served(x, w, of_x, of_w, dtype):
         return block_product(x, w, of_x, of_w, dtype)
     y = x.new_empty(x.shape[0], w.shape[0], dtype=dtype)
-    of_x = of_x.t().contiguous().t()  # one row is left as it is
+    if 1 not in of_x.stride():
+        of_x = of_x.contiguous()
     torch.ops.gemmtuned.block_scaled_mm(y, x, w.t(), of_x, of_w.contiguous().t())
     return y
 
@@ -48,7 +49,9 @@ def block_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.
 def _is_served(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.dtype) -> bool:
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
     m, k = x.shape
-    if not x.is_cuda or not activate.is_active() or not 0 < m <= MOST_ROWS or not w.numel() or not needs_copies(m, k):
+    if not x.is_cuda or not activate.is_active() or not 0 < m <= MOST_ROWS or not w.numel():
+        return False
+    if not needs_copies(of_x, k):
         return False
     if not x.dtype == w.dtype == torch.float8_e4m3fn or dtype not in _OUTPUTS:
         return False

@@ -34,29 +34,33 @@ def check(problem: Problem, name: str, max_m: int, types: Sequence[str] = ("fp8_
     if (p.scale, p.wscale) not in KINDS or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
         kinds = ", ".join(f"{x} by {w}" for x, w in KINDS)
         raise CandidateFailed(f"{p} {name}: its scales are fp32 and {kinds}")
-    if p.scale == "1x128" and (
-        not p.scale_layout.startswith("col" if p.m > 1 else ("row", "col")) or not p.wscale_layout.startswith("row")
-    ):
-        raise CandidateFailed(f"{p} {name}: scales of X lie with the tokens next to each other, of W with those of K")
+    if p.scale == "1x128" and not (p.scale_layout.startswith(("row", "col")) and p.wscale_layout.startswith("row")):
+        raise CandidateFailed(f"{p} {name}: scales of X lie in rows or columns, of W in rows of K")
     if p.m > max_m or p.k % K_MULTIPLE or p.k > _MAX_K:
         raise CandidateFailed(f"{p} {name}: it runs M up to {max_m} and K in multiples of {K_MULTIPLE} up to {_MAX_K}")
 
 
-def arguments(kind: str, *, bias: bool) -> tuple[str, ...]:
+def by_token(problem: Problem) -> bool:
+    """Whether scales of X, of blocks, lie with those of a token next to each other; else with those of a step of K."""
+    return problem.scale == "1x128" and problem.scale_layout.startswith("row") and problem.m > 1
+
+
+def arguments(kind: str, *, bias: bool, by_token: bool) -> tuple[str, ...]:
     """Of a kernel with the parameters x, w, bias, sx, sw, y, m, and the distances between rows of x, w, sx and sw."""
-    apart = ("scale_x.stride1", "scale_w.stride0") if kind == "BLOCK" else ("null", "null")
+    of_x = "scale_x.stride0" if by_token else "scale_x.stride1"
+    apart = (of_x, "scale_w.stride0") if kind == "BLOCK" else ("null", "null")
     of_bias = ("bias.ptr",) if bias else ()
     return (
         "x.ptr", "w.ptr", *of_bias, "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0", *apart,
     )  # fmt: skip
 
 
-def conditions(kind: str, m: int, n: int, k: int, *, bias: bool) -> tuple[Condition, ...]:
+def conditions(kind: str, m: int, n: int, k: int, *, bias: bool, by_token: bool) -> tuple[Condition, ...]:
     """What such a kernel takes: at most m rows of X without gaps, scales of this kind for all of N and K."""
-    return (*rows_apart(("x", "w", *(("bias",) if bias else ())), K_MULTIPLE, m), *_of_scales(kind, n, k))
+    return (*rows_apart(("x", "w", *(("bias",) if bias else ())), K_MULTIPLE, m), *_of_scales(kind, n, k, by_token))
 
 
-def _of_scales(kind: str, n: int, k: int) -> tuple[Condition, ...]:
+def _of_scales(kind: str, n: int, k: int, by_token: bool) -> tuple[Condition, ...]:
     if kind == "TENSOR":
         return tuple(Condition(f"scale_{side}.numel", "==", 1) for side in "xw")
     found = [Condition(f"scale_{side}.dim", "==", 2) for side in "xw"]
@@ -67,7 +71,7 @@ def _of_scales(kind: str, n: int, k: int) -> tuple[Condition, ...]:
     steps, across = -(-k // STEP_K), -(-n // STEP_K)
     found += [Condition(f"scale_{side}.size1", ">=", steps) for side in "xw"]
     found += [Condition("scale_w.size0", "==", across), Condition("scale_w.stride1", "==", 1)]
-    return (*found, Condition("scale_x.stride0", "==", 1))
+    return (*found, Condition("scale_x.stride1" if by_token else "scale_x.stride0", "==", 1))
 
 
 def numbers_of(out: str) -> str:

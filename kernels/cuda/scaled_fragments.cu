@@ -18,11 +18,11 @@
 // Scales are those of scaled_one_shot.cu:
 //   TENSOR  sx[0] and sw[0]
 //   ROW     sx[token] and sw[row of W]
-//   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]
+//   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]; where BY_TOKEN is 1, sx[token * ldsx + step]
 //
 // scaled_fragments.py defines N, K (a multiple of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
-// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), INT8, BIAS, NAME, CLUSTER and, in place
-// of OF_THIS_TYPE, `pair_of` and `value`. NVRTC compiles this without any header but its part. PTX ISA 7.8.
+// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), BY_TOKEN, INT8, BIAS, NAME, CLUSTER and,
+// in place of OF_THIS_TYPE, `pair_of` and `value`. NVRTC compiles this without any header but its part. PTX ISA 7.8.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
@@ -101,9 +101,9 @@ struct Loads {
   const char *w, *x;
   const float *sw, *sx;
   u64 w_rows[2 * BLOCKS], x_rows[SIDES];
-  int token[SIDES];
+  int token[SIDES];  // where its scale is
   int many, last;  // steps of this warp; which of them ends K, if any
-  int ldsx;
+  int next_step;   // how far its scales of X are
   bool in_tail;    // this lane's bytes of the step that ends K are there
 };
 struct Step {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void load(Step& to, const Loads& my, int i) {
     to.sw = read_scale(my.sw + i * WARPS, mine);
 #pragma unroll
     for (int side = 0; side < SIDES; side++)
-      to.sx[side] = read_scale(my.sx + (long long)i * WARPS * my.ldsx + my.token[side], mine);
+      to.sx[side] = read_scale(my.sx + (long long)i * WARPS * my.next_step + my.token[side], mine);
   }
 }
 // sums += a step. Of a pair of sums the first is of part 0 of K, the second of part 1: `value_of` takes what counts.
@@ -199,11 +199,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
     my.w_rows[i] = (u64)(N % ROWS == 0 ? row : min(row, N - 1)) * ldw;
   }
 #pragma unroll
-  for (int i = 0; i < SIDES; i++) my.x_rows[i] = (u64)min(i * 4 + g / 2, m - 1) * ldx, my.token[i] = min(i * 4 + t, m - 1);
+  for (int i = 0; i < SIDES; i++) {
+    my.x_rows[i] = (u64)min(i * 4 + g / 2, m - 1) * ldx;
+    my.token[i] = min(i * 4 + t, m - 1) * (BY_TOKEN ? ldsx : 1);
+  }
   my.many = (steps - warp + WARPS - 1) / WARPS;
   my.last = (STEPS - 1 - from) % WARPS == 0 ? (STEPS - 1 - from) / WARPS : -1;
-  my.in_tail = byte < TAIL, my.ldsx = ldsx;
-  if (SCALES == BLOCK) my.sx = sx + (long long)from * ldsx, my.sw = sw + (long long)(tile * ROWS / 128) * ldsw + from;
+  my.in_tail = byte < TAIL, my.next_step = BY_TOKEN ? 1 : ldsx;
+  if (SCALES == BLOCK) my.sx = sx + (long long)from * my.next_step, my.sw = sw + (long long)(tile * ROWS / 128) * ldsw + from;
 
   Step coming[AHEAD];
 #pragma unroll

@@ -65,6 +65,7 @@ class ScaledFragments:
     kind: of scales, as the source names them.  rows: of W, of a thread block.  tokens: of X, that it holds.  parts: of
     K, as many thread blocks as a cluster has.  warps: that share the steps of K.  ahead: steps on their way.  resident:
     thread blocks that a multiprocessor holds at least, by which the compiler limits registers.  int8: X and W.
+    by_token: how scales of X lie (scaled.py).
     """
 
     m: int
@@ -80,6 +81,7 @@ class ScaledFragments:
     ahead: int
     resident: int
     int8: bool = False
+    by_token: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -111,8 +113,10 @@ class ScaledFragments:
         return KernelLaunch(
             shared=self.shared, threads=32 * self.warps, cluster=self.parts,
             grid=(Axis("w.size0", self.rows), Axis("", 1), Axis("", 1)),
-            arguments=scaled.arguments(self.kind, bias=self.bias),
-            conditions=scaled.conditions(self.kind, min(self.m, self.tokens), self.n, self.k, bias=self.bias),
+            arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token),
+            conditions=scaled.conditions(
+                self.kind, min(self.m, self.tokens), self.n, self.k, bias=self.bias, by_token=self.by_token
+            ),
         )  # fmt: skip
 
     def source(self) -> str:
@@ -120,7 +124,7 @@ class ScaledFragments:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "PARTS": self.parts,
             "WARPS": self.warps, "AHEAD": self.ahead, "RESIDENT": self.resident, "SCALES": self.kind,
-            "INT8": int(self.int8), "BIAS": int(self.bias), "NAME": NAME,
+            "BY_TOKEN": int(self.by_token), "INT8": int(self.int8), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
@@ -185,7 +189,8 @@ def _config_of(one: ScaledFragments) -> dict[str, int]:
 
 def _configured(problem: Problem, **config: int) -> ScaledFragments:
     p = problem
-    return ScaledFragments(p.m, p.n, p.k, p.bias, p.out_dtype, KINDS[p.scale, p.wscale], **config, int8=p.dtype == "i8")
+    int8, by_token, kind = p.dtype == "i8", scaled.by_token(p), KINDS[p.scale, p.wscale]
+    return ScaledFragments(p.m, p.n, p.k, p.bias, p.out_dtype, kind, **config, int8=int8, by_token=by_token)
 
 
 def estimate_us(one: ScaledFragments, units: int) -> float:
@@ -217,6 +222,7 @@ def _samples() -> Iterator[str]:
         for kind in KINDS.values():
             yield ScaledFragments(16, 64, 1024, True, out, kind, 8, 16, 2, 2, 2, 1).source()
         yield ScaledFragments(16, 64, 1024, True, out, "ROW", 8, 16, 2, 2, 2, 1, int8=True).source()
+        yield ScaledFragments(16, 64, 1024, True, out, "BLOCK", 8, 16, 2, 2, 2, 1, by_token=True).source()
 
 
 @cache

@@ -11,11 +11,12 @@
 // cluster as well, and sums become fp32 where scales meet them.) And the operands have scales:
 //   TENSOR  sx[0] and sw[0]
 //   ROW     sx[token] and sw[row of W]
-//   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]; PROMOTED is 1
+//   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]; where BY_TOKEN is 1, sx[token * ldsx + step].
+//           PROMOTED is 1
 //
 // scaled_one_shot.py defines N, K (a multiple of 16), ROWS, PARTS, DEPTH, TOKENS (a multiple of 16), GROUPS (of 64
-// tokens), HALVES, SCALES (no BLOCK of int8), PROMOTED (0 of int8), INT8, BIAS, NAME, CLUSTER and, in place of OF_THIS_TYPE,
-// `mma`, `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
+// tokens), HALVES, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, BIAS, NAME, CLUSTER and, in place of
+// OF_THIS_TYPE, `mma`, `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
 // K-major, rows of 128 bytes, swizzled by 128.
 #define TENSOR 0
 #define ROW 1
@@ -166,7 +167,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 
   const int first_token = blockIdx.y * TOKENS;
   w += (u64)tile * ROWS * ldw + first_step * 128, x += (u64)first_token * ldx + first_step * 128;
-  sx += SCALES == TENSOR ? 0 : first_token;
+  const int next_token = BY_TOKEN ? ldsx : 1, next_step = BY_TOKEN ? 1 : ldsx;  // how far their scales of X are
+  sx += SCALES == TENSOR ? 0 : (long long)first_token * next_token;
   y += (u64)first_token * N * 2, m = min(m - first_token, TOKENS);
   const int from = thread / 8;
   Copies my;
@@ -178,9 +180,9 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * ROUND, m - 1) * ldx + my.chunk * 16;
   if (SCALES == BLOCK) {
     const int of_w = min(tile * ROWS / 128 + max(thread - TOKENS, 0), (N - 1) / 128);
-    my.scale = thread < TOKENS ? sx + (long long)first_step * ldsx + min(thread, m - 1)
+    my.scale = thread < TOKENS ? sx + (long long)first_step * next_step + min(thread, m - 1) * next_token
                                : sw + (long long)of_w * ldsw + first_step;
-    my.next_scale = thread < TOKENS ? ldsx : 1;
+    my.next_scale = thread < TOKENS ? next_step : 1;
   }
   const int edge = (128 - tile * ROWS % 128) / 8 - half * (MINE / 8);  // units of this half before the next scale of W
 

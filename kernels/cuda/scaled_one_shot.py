@@ -72,7 +72,7 @@ class ScaledOneShot:
 
     kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
     tile.  parts: of K, as many thread blocks as a cluster has.  tokens: of X, in a tile.  halves: warp groups that
-    share the rows.  int8: X and W.
+    share the rows.  int8: X and W.  by_token: how scales of X lie (scaled.py).
     """
 
     m: int
@@ -87,6 +87,7 @@ class ScaledOneShot:
     tokens: int
     halves: int
     int8: bool = False
+    by_token: bool = False
 
     @property
     def at_once(self) -> tuple[int, ...]:
@@ -152,8 +153,10 @@ class ScaledOneShot:
         return KernelLaunch(
             shared=self.shared, threads=32 * self.warps, cluster=self.parts,
             grid=(Axis("w.size0", self.rows), Axis("x.size0", self.tokens), Axis("", 1)),
-            arguments=scaled.arguments(self.kind, bias=self.bias),
-            conditions=scaled.conditions(self.kind, self.m, self.n, self.k, bias=self.bias),
+            arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token),
+            conditions=scaled.conditions(
+                self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token
+            ),
         )  # fmt: skip
 
     def source(self) -> str:
@@ -161,7 +164,8 @@ class ScaledOneShot:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "PARTS": self.parts, "DEPTH": self.depth,
             "TOKENS": self.tokens, "GROUPS": self.groups, "HALVES": self.halves, "SCALES": self.kind,
-            "PROMOTED": int(self.promoted), "INT8": int(self.int8), "BIAS": int(self.bias), "NAME": NAME,
+            "PROMOTED": int(self.promoted), "INT8": int(self.int8),
+            "BY_TOKEN": int(self.by_token), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
@@ -243,7 +247,9 @@ def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves:
         return None
     if int8 and rows // halves > MAX_INT8:
         return None
-    one = ScaledOneShot(p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves, int8)
+    one = ScaledOneShot(
+        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves, int8, scaled.by_token(p)
+    )
     if one.groups * halves > MAX_GROUPS or one.fitting < min(one.most, _LEAST_DEPTH):
         return None
     return one
@@ -277,6 +283,7 @@ def _samples() -> Iterator[str]:
         for kind in KINDS.values():
             yield ScaledOneShot(64, 64, 1024, True, out, kind, kind == "BLOCK", 8, 2, 64, 1).source()
         yield ScaledOneShot(64, 64, 1024, True, out, "ROW", False, 40, 2, 64, 1, int8=True).source()
+        yield ScaledOneShot(64, 64, 1024, True, out, "BLOCK", True, 8, 2, 64, 1, by_token=True).source()
 
 
 @cache

@@ -191,12 +191,12 @@ def _stock(problem: Problem) -> Callable[..., Tensor]:
     refused: set[int] = set()  # rows of X
 
     def copied(x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None) -> Tensor:
-        m, k = x.shape
+        m = x.shape[0]
         if m not in refused:  # torch may take what is unlikely as it lies
             try:
                 return call(x, w, scale_x, scale_w, bias)
             except (RuntimeError, ValueError):
-                if not needs_copies(m, k):
+                if not needs_copies(scale_x, x.shape[1]):
                     raise
                 refused.add(m)
         return block_product(x, w.mT, scale_x, scale_w.mT, out, fast=fast)

@@ -361,19 +361,21 @@ def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_t
     assert said == [True, 1, [6], ["scaled exact 1", "scaled miss 1"], 0, []]
 
 
-def test_our_own_operator_of_blocks_is_served_at_one_row_with_sums_that_torch_has(run: Any) -> None:
+@pytest.mark.parametrize("m", [1, 4])
+def test_our_own_operator_of_blocks_is_served_as_its_scales_lie_and_with_sums_that_torch_has(run: Any, m: int) -> None:
     """An engine's of the same operands may have the tensor core's own sums, which is another problem."""
     said = run(
         OPERANDS,
         ENGINE,
+        f"    m = {m}",
         """
     import gemmtuned.ops
     from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
-    x8 = torch.randint(-2, 3, (1, 256)).to(torch.float8_e4m3fn)
+    x8 = torch.randint(-2, 3, (m, 256)).to(torch.float8_e4m3fn)
     w8 = torch.randint(-2, 3, (8, 256)).to(torch.float8_e4m3fn)
-    sx, sw = torch.full((1, 2), 4.0), torch.full((8, 2), 0.5)[:1]  # the fake kernel reads one a row, of eight rows
+    sx, sw = torch.full((m, 2), 4.0), torch.full((8, 2), 0.5)[:1]  # the fake kernel reads one a row, of eight rows
     right = (x8.float() @ w8.float().t() * 2).bfloat16()
-    problem = Problem(family="scaled", m=1, n=8, k=256, dtype="fp8_e4m3", out_dtype="bf16", scale="1x128",
+    problem = Problem(family="scaled", m=m, n=8, k=256, dtype="fp8_e4m3", out_dtype="bf16", scale="1x128",
                       math_mode="ieee")
     config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 2, "resident": 1}
     record = scaled_fragments(config, problem).launch
@@ -385,7 +387,7 @@ def test_our_own_operator_of_blocks_is_served_at_one_row_with_sums_that_torch_ha
             hook.stand_before(one.name, one.schema, one.arguments, one.code)
     cuda.fake_shape(8, 256, 1.0)
     gx8, gw8, gsx, gsw = to_gpu(x8, w8, sx, sw)
-    out, other = to_gpu(*torch.zeros(2, 1, 8, dtype=torch.bfloat16))
+    out, other = to_gpu(*torch.zeros(2, m, 8, dtype=torch.bfloat16))
     torch.ops.gemmtuned.block_scaled_mm(out, gx8, gw8.t(), gsx, gsw.t())
     same, launched = torch.equal(host(out), right), calls("cuLaunchKernel")
     torch.ops._C.cutlass_scaled_mm(other, gx8, gw8.t(), gsx, gsw.t(), None)
@@ -393,7 +395,7 @@ def test_our_own_operator_of_blocks_is_served_at_one_row_with_sums_that_torch_ha
     print(json.dumps([same, launched, stock, keys, calls("cuLaunchKernel") - launched, hook.failures()]))
     """,
     )
-    key = "scaled:fp8_e4m3>bf16:1x8x256,scale=1x128"
+    key = f"scaled:fp8_e4m3>bf16:{m}x8x256,scale=1x128"
     assert said == [True, 1, [6], [f"{key} exact", f"{key},math=reduced miss"], 0, []]
 
 

@@ -40,9 +40,9 @@ KINDS = ("TENSOR", "ROW", "BLOCK")
 
 def config(
     m: int, n: int, k: int, rows: int, tokens: int, parts: int, warps: int, ahead: int, *, kind: str, bias: bool = True,
-    out: str = "bf16", int8: bool = False,
+    out: str = "bf16", int8: bool = False, by_token: bool = False,
 ) -> ScaledFragments:  # fmt: skip
-    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1, int8)
+    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1, int8, by_token)
 
 
 def is_right(one: ScaledFragments, **how: Any) -> bool:
@@ -62,6 +62,19 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
 @pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 5, 7)], ids=str)
 def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
     assert is_right(config(*shape, kind=("TENSOR", "ROW")[shape[0] % 2], bias=shape[0] > 1, int8=True))
+
+
+@pytest.mark.part(3)
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
+def test_scales_of_blocks_may_lie_by_token(shape: tuple[int, ...]) -> None:
+    assert is_right(config(*shape, kind="BLOCK", by_token=True))
+
+
+@pytest.mark.parametrize("fault", [("(BY_TOKEN ? ldsx : 1)", "1"), ("BY_TOKEN ? 1 : ldsx", "ldsx")], ids=str)
+def test_a_fault_in_scales_by_token_is_seen(fault: tuple[str, str]) -> None:
+    with pytest.raises(ptx.Wrong):
+        if not is_right(config(*SHAPES[3], kind="BLOCK", by_token=True), change=fault):
+            raise ptx.Wrong("far off")
 
 
 def test_tiles_of_more_than_one_block_of_scales_take_their_own() -> None:
@@ -131,7 +144,14 @@ def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
             raise ptx.Wrong("far off")
 
 
-KEYS = [{}, {"dtype": "i8"}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}, {"scale": "tensor"}]
+KEYS = [
+    {},
+    {"dtype": "i8"},
+    {"math_mode": "ieee"},
+    {"scale": "1x128", "scale_layout": "col"},
+    {"scale": "tensor"},
+    {"scale": "1x128"},
+]
 
 
 @pytest.mark.part(8)

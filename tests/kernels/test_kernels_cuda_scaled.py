@@ -52,10 +52,10 @@ OVER_FP32 = (16, 8, 2816, 8, 2, 16, 1, 4)  # 22 steps, each of 2 million and mor
 
 def config(
     m: int, n: int, k: int, rows: int, parts: int, tokens: int, halves: int, depth: int, *, kind: str, promoted: bool,
-    bias: bool = True, out: str = "bf16", int8: bool = False,
+    bias: bool = True, out: str = "bf16", int8: bool = False, by_token: bool = False,
 ) -> ScaledOneShot:  # fmt: skip
     form = type("OfDepth", (ScaledOneShot,), {"depth": depth}) if depth else ScaledOneShot
-    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves, int8)
+    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves, int8, by_token)
 
 
 def of_int8(shape: tuple[int, ...], kind: str = "ROW", *, bias: bool = True) -> ScaledOneShot:
@@ -79,6 +79,24 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
     one = config(*shape, kind=kind, promoted=promoted, bias=sum(shape) % 3 != 0, out=out)
     y, exact = run(one, kernel.KERNEL)
     assert torch.equal(y, exact), one
+
+
+@pytest.mark.part(4)
+@pytest.mark.parametrize("shape", [*(SHAPES[i] for i in (1, 6, 8, 9, 13)), ACROSS], ids=str)
+def test_scales_of_blocks_may_lie_by_token(shape: tuple[int, ...]) -> None:
+    y, exact = run(config(*shape, kind="BLOCK", promoted=True, by_token=True), kernel.KERNEL)
+    assert torch.equal(y, exact)
+
+
+@pytest.mark.parametrize(
+    "fault", [("* next_token;", ";"), ("next_token = BY_TOKEN ? ldsx : 1", "next_token = 1")], ids=str
+)
+def test_a_fault_in_scales_by_token_is_seen(fault: tuple[str, str]) -> None:
+    one = config(*SHAPES[9], kind="BLOCK", promoted=True, by_token=True)
+    with pytest.raises(ptx.Wrong):
+        y, exact = run(one, kernel.KERNEL, change=fault)
+        if not torch.equal(y, exact):
+            raise ptx.Wrong("far off")
 
 
 @pytest.mark.part(6)
@@ -145,7 +163,7 @@ def test_a_fault_is_seen(fault: str) -> None:
 
 ROW_FAULTS = {
     "a neighbour's scale": ("second * sw[row + 1]", "second * sw[row]"),
-    "another tile's tokens": ("sx += SCALES == TENSOR ? 0 : first_token;", ""),
+    "another tile's tokens": ("sx += SCALES == TENSOR ? 0 : (long long)first_token * next_token;", ""),
     "before the bias": ("first * sw[row] * sx[token]", "first * sw[row]"),
 }
 
@@ -220,6 +238,7 @@ def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: di
     [
         {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "shuffled"},
         {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"scale": "1x128", "wscale": "1x128"},
+        {"scale": "1x128", "scale_layout": "other"}, {"scale": "1x128", "wscale_layout": "col"},
         {"m": 257}, {"k": 520}, {"n": 63}, {"batch": 2}, {"dtype": "i8", "scale": "1x128", "scale_layout": "col"},
         {"dtype": "i8", "k": 1 << 17},
     ],
@@ -272,8 +291,8 @@ def scales_of(kind: str) -> tuple[torch.Tensor, torch.Tensor, int, int]:
 
 def test_it_is_offered_for_scaled_products_of_its_architecture_alone() -> None:
     here = own_kernels.device("sm_90")
-    for scale in ("tensor", "row", "1x128"):
-        asked = problem(16, 4096, 7168, scale=scale, scale_layout="col")
+    for scale, lies in (("tensor", "row"), ("row", "row"), ("1x128", "col"), ("1x128", "row")):
+        asked = problem(16, 4096, 7168, scale=scale, scale_layout=lies)
         found = catalog.candidates(asked, here)
         assert sum(c.kernel == kernel.NAME for c in found["cuda"]) >= 8
         assert all(catalog.record_of(c, asked)[1].launch.check_for(asked) is None for c in found["cuda"])

@@ -48,9 +48,10 @@ def scales(one: Any) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor
         sx, sw = powers(one.m, seed=4), powers(one.n, seed=5)
         return sx, sw, 0, 0, sx.double()[:, None], sw.double()[:, None]
     steps, across = -(-one.k // 128), -(-one.n // 128)
-    ldsx, ldsw = one.m + 3, steps + 1
-    sx, sw = torch.full((steps * ldsx - 3,), torch.nan), torch.full((across * ldsw - 1,), torch.nan)
-    of_x, of_w = sx.as_strided((one.m, steps), (1, ldsx)), sw.as_strided((across, steps), (ldsw, 1))
+    ldsx, ldsw = (steps if one.by_token else one.m) + 3, steps + 1
+    sx = torch.full(((one.m if one.by_token else steps) * ldsx - 3,), torch.nan)
+    sw = torch.full((across * ldsw - 1,), torch.nan)
+    of_x, of_w = as_given(one, sx, sw, ldsx, ldsw).values()
     of_x.copy_(powers(one.m, steps, seed=4))
     of_w.copy_(powers(across, steps, seed=5))
     x = of_x.double().repeat_interleave(128, 1)[:, : one.k]
@@ -65,7 +66,8 @@ def as_given(one: Any, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int)
     if one.kind == "ROW":
         return {"scale_x": sx[:, None], "scale_w": sw[:, None]}
     steps, across = -(-one.k // 128), -(-one.n // 128)
-    return {"scale_x": sx.as_strided((one.m, steps), (1, ldsx)), "scale_w": sw.as_strided((across, steps), (ldsw, 1))}
+    apart = (ldsx, 1) if one.by_token else (1, ldsx)
+    return {"scale_x": sx.as_strided((one.m, steps), apart), "scale_w": sw.as_strided((across, steps), (ldsw, 1))}
 
 
 def run(
