@@ -279,6 +279,17 @@ def check_problem(problem: Problem) -> None:
         raise CandidateFailed(
             f"{p}: cuBLASLt is asked for scaled products of fp8 of layout nt, scales {list(SCALE_MODES)}"
         )
+    elif not (_is_read(p.scale, p.scale_layout, p.m, p.k) and _is_read(p.wscale, p.wscale_layout, p.n, p.k)):
+        raise CandidateFailed(f"{p}: cuBLASLt reads scales of blocks that lie otherwise")
+
+
+def _is_read(scale: str, lies: str, rows: int, k: int) -> bool:
+    """Whether it reads scales that lie so: those of a step of K side by side, of 128 rows a multiple of 4 apart."""
+    if scale == "1x128":
+        return rows == 1 or lies == "col"
+    if scale == "128x128":
+        return rows <= 128 or lies == "row_padded" or (lies == "row" and -(-k // 128) % 4 == 0)
+    return True
 
 
 def _settings(p: Problem, given: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
