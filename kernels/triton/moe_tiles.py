@@ -158,7 +158,6 @@ def _decoded_sums(
     groups: tl.constexpr = 128 // GROUP
     across: tl.constexpr = (K + 127) // 128
     down: tl.constexpr = (ROWS + 127) // 128
-    last = (expert.to(tl.int64) + 1) * down * across - 1  # a step past the end has zeros in X
     for k0 in range(0, K, BLOCK_K):
         for piece in tl.static_range(BLOCK_K // step):
             begin = k0 + piece * step
@@ -187,7 +186,8 @@ def _decoded_sums(
             else:
                 part = tl.dot(values, xt, part)
                 block = (expert.to(tl.int64) * down + wanted // 128) * across + begin // 128
-                acc += part * tl.load(scale + tl.minimum(block, last))[:, None]
+                there = (wanted >= 0) & (begin // 128 < across)  # behind K the next scale is of other rows
+                acc += part * tl.load(scale + block, mask=there, other=0.0)[:, None]
     if SCALES == 1:
         acc *= tl.load(scale + expert)
     elif SCALES == 2:
@@ -209,8 +209,9 @@ def _activated(sums, ACT: tl.constexpr):
     """[..., gate and up] to columns of H: SwiGLU of gpt-oss (2), GELU by erf (1) or SiLU (0) of gate, times up."""
     gate, other = tl.split(sums)
     if ACT == 2:
-        gate = tl.minimum(gate, 7.0)
-        other = tl.minimum(tl.maximum(other, -7.0), 7.0)
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        other = tl.minimum(other, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        other = tl.maximum(other, -7.0, propagate_nan=tl.PropagateNan.ALL)
         made = gate * tl.sigmoid(1.702 * gate) * (other + 1.0)
     elif ACT == 1:
         made = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * other

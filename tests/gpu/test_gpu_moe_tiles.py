@@ -113,7 +113,7 @@ def test_rows_of_any_size_meet_weights_of_8_bits() -> None:
     problem = moe("fp8-row")
     kernel, how = BACKENDS["moe_tiles"].prepare(offered(problem)[0], problem), replace(how_of(problem), quant="row")
     o = operands(problem)
-    for factor in (2.0**-100, 2.0**-20, 2.0**30):
+    for factor in (2.0**-50, 2.0**-20, 2.0**30):  # H is as small as its square
         small = replace(o, x=o.x * factor)
         want = mixture.by_expert(replace(small, x=small.x.double(), weights=o.weights.double()), how)
         y = kernel.takes(small)

@@ -24,7 +24,7 @@ from gemmtuned.kernels.triton import moe_tiling
 from gemmtuned.kernels.triton.moe_tiling import compiled, layer_of, likely, tile_of, tiles_of
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
-CASES = 7
+CASES = 8
 BACKEND = MoeTiles(device=H200)
 FP8 = {"wdtype": "fp8_e4m3", "wscale": "128x128"}
 MXFP4 = {"wdtype": "fp4_e2m1", "wscale": "1x32", "wscale_dtype": "e8m0"}
