@@ -463,11 +463,15 @@ def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: 
     said += [close(torch._grouped_mm(gx, gw.mT, offs=gwide[::2])), outcomes()]          # its ends do not lie in a row
     [turned] = to_gpu(w.mT.contiguous())
     said += [close(torch._grouped_mm(gx, turned, offs=gends)), outcomes(), calls("cuLaunchKernel"), hook.failures()]
+    bias, long_ends = to_gpu(torch.zeros(3, 8), ends.long())
+    said += [close(torch._grouped_mm(gx, gw.mT, offs=gends, bias=bias)), outcomes(), calls("cuLaunchKernel")]
+    said += [close(torch._grouped_mm(gx, gw.mT, offs=long_ends)), outcomes(), calls("cuLaunchKernel")]
     print(json.dumps(said))
     """,
     )
     assert said[:3] == [True, ["grouped exact 1"], 1]
-    assert said[3:] == [True, ["grouped miss 1"], True, ["grouped miss 1"], 1, []]
+    assert said[3:8] == [True, ["grouped miss 1"], True, ["grouped miss 1"], 1] and said[8] == []
+    assert said[9:] == [True, ["grouped miss 1"], 1] * 2, "a bias, and ends of 64 bits"
 
 
 SCALED_GROUPS = """
@@ -519,9 +523,9 @@ def test_our_kernel_serves_groups_with_scales_and_torch_what_lies_otherwise(run:
                           packed.conditions(record.checked, 3))], 1)
     hook.set_mode(native.CAPTURE | native.DISPATCH)
     cuda.fake_shape(16, 32, 1.0)
-    room, twice_sw, twice_sx, twice_ends, by_rows = to_gpu(
+    room, twice_sw, twice_sx, twice_ends, long_ends, by_rows = to_gpu(
         torch.zeros(3, 24), sw.repeat_interleave(2, 1), sx.repeat_interleave(2), ends.repeat_interleave(2),
-        w.mT.contiguous())
+        ends.long(), w.mT.contiguous())
     made = {
         "v1": lambda: of_v1(),
         "v2": lambda: of_v2(),
@@ -530,6 +534,7 @@ def test_our_kernel_serves_groups_with_scales_and_torch_what_lies_otherwise(run:
         "scales of W in every second place": lambda: of_v2(scale_b=twice_sw[:, ::2]),
         "scales of X in every second place": lambda: of_v2(scale_a=twice_sx[::2]),
         "ends in every second place": lambda: of_v1(offs=twice_ends[::2]),
+        "ends of 64 bits": lambda: of_v1(offs=long_ends),
         "W by rows": lambda: of_v1(b=by_rows),
         "fast sums": lambda: of_v2(fast=True),
     }
@@ -552,6 +557,7 @@ def test_our_kernel_serves_groups_with_scales_and_torch_what_lies_otherwise(run:
             "scales of W in every second place": torchs,
             "scales of X in every second place": torchs,
             "ends in every second place": torchs,
+            "ends of 64 bits": torchs,
             "W by rows": torchs,
             "fast sums": torchs,  # another problem, with a verdict of its own
         },

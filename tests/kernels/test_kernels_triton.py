@@ -32,7 +32,7 @@ from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 
 pytestmark = pytest.mark.usefixtures("own_compiler_cache")
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
-CASES = 17
+CASES = 21
 KERNELS = catalog.kernels("triton")
 MODULES = (gemv, fragments, selected, warp_split_k, tiles)
 

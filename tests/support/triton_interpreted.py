@@ -12,7 +12,14 @@ import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels.backends.triton_ import Triton
+from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.triton import gemv, python_launch, tiles, warp_split_k
+
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+FP8 = {"dtype": "fp8_e4m3", "out_dtype": "bf16", "scale": "row"}
 
 
 def teach_bf16() -> None:
@@ -52,6 +59,18 @@ def case(module, m, n, k, config, *, bias=False, dtype=torch.float16, pad=0, lau
     return {"kernel": module.KERNEL.name, "shape": [m, n, k], "error": error, "clean": bool(clean), "dtype": str(dtype)}
 
 
+def groups_case(kernel, batch, m, n, k, *, kind="randn", block_k=32, swap=1, **columns):
+    """The same of rows in groups: the error of each result over its own size, or the RMS of all where that is more."""
+    problem = Problem(family="grouped", batch=batch, m=m, n=n, k=k, **columns)
+    config = {"rows": 16, "tokens": 16, "block_k": block_k, "warps": 4, "stages": 3, "swap": swap}
+    family, cpu = family_of(problem), torch.device("cpu")
+    inputs = family.make(problem, kind=kind, seed=3, device=cpu)
+    want = family.reference(problem, inputs, family.sample(problem, seed=3, device=cpu))
+    got = inputs.run(Triton(device=H200).prepare(Candidate.of("triton", kernel=kernel, **config), problem))
+    error = ((got.double() - want).abs() / want.abs().clamp(min=want.square().mean().sqrt())).max().item()
+    return {"kernel": kernel, "shape": [batch, m, n, k], "error": error, "clean": True, "dtype": str(got.dtype)}
+
+
 def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1):
     return {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
 
@@ -87,6 +106,10 @@ def main() -> None:
         lambda: case(tiles, 2, 17, 100, tiles_config(split=4), pad=4),
         lambda: case(tiles, 65, 20, 24, tiles_config(tokens=32, split=3, group=3), bias=True),  # more slices than K
         lambda: case(tiles, 16, 16, 64, tiles_config(split=2, swap=1), dtype=bf16, bias=True),
+        lambda: groups_case("grouped", 5, 23, 24, 40, dtype="fp16"),
+        lambda: groups_case("grouped", 9, 5, 40, 72, swap=0, dtype="fp16", layout="nn"),
+        lambda: groups_case("scaled_grouped", 3, 63, 48, 80, kind="apart", **FP8),  # groups of several tiles, a K tail
+        lambda: groups_case("scaled_grouped", 9, 5, 32, 64, kind="apart", swap=0, **FP8, math_mode="reduced"),
     ]
     for run in cases:
         sys.stdout.write(json.dumps(run()) + "\n")
