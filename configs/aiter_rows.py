@@ -50,7 +50,7 @@ _NAMES: Final = ("kernelName", "kernelName1", "kernelName2", "kernel_name")
 _NUMBERS: Final = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
 _LIBRARY: Final = ("libtype", "lib")
 _KINDS: Final = 4096  # of problems and kernels of a table; with more, most rows have one of their own
-TUNABLE: Final = ("bf16", "batched_bf16", "guide")  # families that `gemmtuned tune` takes
+TUNABLE: Final = ("bf16", "batched_bf16", "guide", "fmoe")  # families that `gemmtuned tune` takes
 _NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have names
 # Libraries that AITER's dispatcher has a call for; a row with another would stop an AITER program
 AITER_LIBRARIES: Final = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from gemmtuned.configs.aiter_csv import read_lines
 from gemmtuned.configs.aiter_headers import SHAPES
-from gemmtuned.configs.aiter_rows import TUNABLE, problem_of
+from gemmtuned.configs.aiter_rows import TUNABLE, problem_or_reason
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import can_tune
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,12 @@ def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -
             "gemmtuned import keeps it"
         )
     problems: dict[Problem, None] = {}
+    complaints = list(table.complaints)
     for row in table.rows:
-        problem = problem_of(row, dtype=dtype, threads=threads)
-        if problem is not None:
-            problems[problem] = None
-    return Untuned(tuple(problems), tuple(table.complaints))
+        found = problem_or_reason(row, dtype=dtype, threads=threads)
+        if isinstance(found, Problem) and (table.family.name != "fmoe" or can_tune(found)):
+            problems[found] = None
+        elif table.family.name == "fmoe":  # of the others a row that is no problem is for another library alone
+            why = found if isinstance(found, str) else f"{found} cannot be tuned yet"
+            complaints.append(f"{name} line {row.line}, {why}")
+    return Untuned(tuple(problems), tuple(complaints))

@@ -23,6 +23,7 @@ from gemmtuned.kernels.dtypes import bits
 ACTS: Final = ("silu", "gelu", "swiglu")
 PAIRS: Final = ("mxfp4", "int4")  # of two numbers a byte
 QUANTS: Final = ("none", "tensor", "row", "128x128", *PAIRS)
+MOST_DEQUANTISED: Final = 1 << 32  # bytes of one weight of all experts, which a graph keeps
 LIMIT, ALPHA = 7.0, 1.702  # of gpt-oss's swiglu
 
 
@@ -63,13 +64,13 @@ def run(o: Operands, how: How) -> Tensor:
     """Y [T, D] in X's type, by the form that can run here: the grouped one, else expert after expert.
 
     In a CUDA graph nothing tells which experts are visited: pairs are dealt with one by one where they are few, and
-    more of them by the grouped form, which dequantises every expert.
+    more of them by the grouped form, which dequantises every expert, where that does not take too much memory.
     """
     plain = how.quant == "none"
     if not _is_captured(o.x):
         return grouped(o, how) if plain and grouped_runs(o) else by_expert(o, how)
     few = o.ids.numel() <= len(o.w1)
-    if grouped_runs(o) and (plain or not few):
+    if grouped_runs(o) and (plain or (not few and _dequantised_bytes(o, how) <= MOST_DEQUANTISED)):
         return grouped(o, how)
     return every_pair(o, how) if few else every_expert(o, how)
 
@@ -200,6 +201,10 @@ def _values(w: Tensor, scale: Tensor | None, how: How, dtype: torch.dtype, few: 
     for to, e in zip(values, experts, strict=True):
         to.copy_(dequantised(w[e], scale[e], how.quant, dtype, by_table=not w.is_cuda))
     return values
+
+
+def _dequantised_bytes(o: Operands, how: How) -> int:
+    return o.w1.numel() * (2 if how.quant in PAIRS else 1) * o.x.element_size()
 
 
 def _of_codes(codes: Tensor, quant: str) -> Tensor:

@@ -145,10 +145,37 @@ def test_a_plain_list_gives_each_problem_once_and_names_bad_lines() -> None:
 
 
 def test_a_table_of_another_kind_is_refused_whole_and_not_row_by_row() -> None:
-    lines = ["token,model_dim,inter_dim,expert,topk", "512,6144,4096,8,2"]
+    lines = ["M,N,K,q_dtype_w", "1,1280,8192,torch.int8"]
 
-    with pytest.raises(TableError, match="family fmoe cannot be tuned yet"):
-        read_list(lines, name="untuned_fmoe.csv", dtype="bf16", threads=2)
+    with pytest.raises(TableError, match="family a8w8 cannot be tuned yet"):
+        read_list(lines, name="a8w8_untuned_gemm.csv", dtype="bf16", threads=2)
+
+
+def test_mixtures_of_a_table_are_tuned_and_a_row_that_cannot_be_is_said() -> None:
+    header = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+    fp4, int4 = "torch.float4_e2m1fn_x2", "torch.int4"
+    rows = [
+        f"16,512,256,64,8,ActivationType.Silu,torch.bfloat16,{x},{w},QuantType.{kind},1,0"
+        for x, w, kind in (
+            (fp4, fp4, "per_1x32"), ("torch.float8_e4m3fn", fp4, "per_1x32"), ("torch.bfloat16", int4, "per_1x32"),
+            ("torch.bfloat16", "torch.bfloat16", "No"), ("torch.bfloat16", int4, "per_Token"),
+            ("torch.bfloat16", "torch.bfloat16", "per_1x999"),
+        )
+    ]  # fmt: skip
+
+    found = read_list([header, *rows], name="untuned_fmoe.csv", dtype="bf16", threads=0, gpu=True)
+
+    ends = "experts=64,topk=8,inter=256,act=silu_gated"
+    assert [*map(str, found.problems)] == [
+        f"moe:bf16{kind}math=reduced,{ends}"
+        for kind in (
+            "/fp4_e2m1:16x512x512,wscale=1x32,",
+            "/i4:16x512x512,wscale=1x32,wscaledtype=bf16,",
+            ":16x512x512,",
+        )
+    ]
+    assert [said.split(",")[0] for said in found.complaints] == ["untuned_fmoe.csv line 6", "untuned_fmoe.csv line 7"]
+    assert "cannot be tuned yet" in found.complaints[0] and "wscale is 'per_1x999'" in found.complaints[1]
 
 
 def test_programs_that_replay_old_kernels_are_named_in_coverage() -> None:

@@ -206,6 +206,11 @@ def test_the_form_in_a_graph_needs_no_wait(monkeypatch: pytest.MonkeyPatch) -> N
             )
             mixture.run(o, How(quant=quant))
     assert ran == ["grouped", "every_pair", "grouped", "every_pair", "every_pair", "every_expert"]
+    monkeypatch.setattr(mixture, "grouped_runs", lambda o: True)
+    for most in (8 * 8 * 8 * 4, 8 * 8 * 8 * 4 - 1):  # of int4 in fp32
+        monkeypatch.setattr(mixture, "MOST_DEQUANTISED", most)
+        mixture.run(o, How(quant="int4"))
+    assert ran[6:] == ["grouped", "every_expert"]
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)
