@@ -50,6 +50,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_OPERATOR_ARGUMENTS
 from gemmtuned.configs.launch_v1 import check_number, converted
 from gemmtuned.configs.problem import MAX_DIM, SCALES, Problem
 
@@ -65,8 +66,6 @@ PLAIN: Final = ("partials", "counters", "null")
 PORTABLE_CLUSTER: Final = 8
 MAX_CLUSTER: Final = 16
 MAX_LENGTH: Final = 4096
-MAX_ARGUMENTS: Final = 24
-MAX_OPERATOR_ARGUMENTS: Final = 16
 MAX_CONDITIONS: Final = 32
 TYPES: Final = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # of a library's operands
 COMPUTES: Final = ("f32", "tf32")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.old_stamps import of_kernel
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
@@ -182,6 +181,8 @@ class Solution:
         if not isinstance(launch, str):
             raise TableError(f"launch is {str(launch)[:80]!r}, expected text")
         if launch:
+            from gemmtuned.configs.launch import read_launch  # large, and most programs have no such row
+
             read_launch(launch)
         own["stamp"] = of_kernel(own["backend"], Candidate(own["backend"], own["config"]).kernel, own["stamp"])
         return cls(problem=problem, **own, launch=launch)

@@ -162,7 +162,7 @@ class Part:
         number = int(found[0])
         if conn.executemany(_STAMP, stamp_rows(number, environment)).rowcount:
             conn.execute(LOOK_UP_AGAIN, (number,))
-        self._new_environments[key] = (environment.stamps, number)
+        self._new_environments[key] = (dict(environment.stamps), number)  # a program's grow
         return number
 
 

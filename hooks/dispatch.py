@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
-from gemmtuned.configs.launch import OperatorLaunch, read_launch
 from gemmtuned.configs.packed import pack, unpack
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import FAMILIES, Problem
@@ -22,6 +21,7 @@ from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 from gemmtuned.configs.tunable import is_scaled_grouped
+from gemmtuned.hooks.imports import importing
 
 # Backends that the native hook can run, with its codes (routes.h). 0 is stock torch.
 NATIVE_CODES: Final = {
@@ -163,6 +163,9 @@ def build_table(
 
 def _operator_refusal(solution: Solution) -> str:
     """Why a solution by a backend of another package is not used here; its record must name an operator of one."""
+    with importing():
+        from gemmtuned.configs.launch import OperatorLaunch, read_launch
+
     try:
         launch = read_launch(solution.launch)
     except GemmtunedError:

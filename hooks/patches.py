@@ -24,7 +24,6 @@ from gemmtuned.hooks.compiled import Compiled
 from gemmtuned.hooks.foreign import ForeignOperators
 from gemmtuned.hooks.graphs import GraphCounts
 from gemmtuned.hooks.native import build as native_build
-from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.tables import Library, Tables
 
 log = logging.getLogger("gemmtuned.hooks")
@@ -95,8 +94,7 @@ class Patches:
             self.note = f"nothing is counted or routed: {err}"
 
     def _install(self, library: native.Native) -> None:
-        routes = Routes(library, self._settings.config_dir)
-        self._tables.give_to(library, routes)
+        self._tables.give_to(library)
         library.set_mode(native.OFF)
         library.install()
         self.compiled.counted = library.has_shims
@@ -105,7 +103,7 @@ class Patches:
             self.graphs = watch_graphs(library, self._settings, self.before_graph)
         self.mode = self._wanted()
         library.set_mode(self.mode)
-        self._library.native, self._library.routes, self.path = library, routes, "native"
+        self._library.native, self.path = library, "native"
 
     # ---- what they may do
 

@@ -22,15 +22,16 @@ from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.beats import Beats
 from gemmtuned.hooks.dispatch import Table, build_table
+from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.overrides import schema_of
 from gemmtuned.hooks.pace import in_slices, let_go
 from gemmtuned.hooks.probation import Probation
-from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Loader
 
 if TYPE_CHECKING:
-    from gemmtuned.hooks.native import Native
+    from gemmtuned.hooks.native import Native, Row
+    from gemmtuned.hooks.routes import Routes
     from gemmtuned.hooks.where import Where
 
 log = logging.getLogger("gemmtuned.hooks")
@@ -39,7 +40,7 @@ _UNCHECKED: Final = "the user's table, not checked yet: gemmtuned run or the dae
 
 @dataclass
 class Library:
-    """The native library and what makes its rows, once they are there."""
+    """The native library once it is there, and what makes its rows once there are any."""
 
     native: Native | None = None
     routes: Routes | None = None
@@ -84,11 +85,22 @@ class Tables:
         self.probation.leave()
         self.beats.hide()
 
-    def give_to(self, native: Native, routes: Routes) -> None:
+    def give_to(self, native: Native) -> None:
         """Have the library serve the table; the caller holds `swap`."""
         self.probation.pages = native
         self._put_on_trial(self.table)
-        native.load(routes.rows(self.table), self.table.generation)
+        native.load(self._rows(native, self.table), self.table.generation)
+
+    def _rows(self, native: Native, table: Table) -> Iterable[Row]:
+        """As the library takes them."""
+        if self._library.routes is None:
+            if not len(table):
+                return ()
+            with importing():  # most programs have no use for launch records
+                from gemmtuned.hooks.routes import Routes
+
+            self._library.routes = Routes(native, self._settings.config_dir)
+        return self._library.routes.rows(table)
 
     def is_built(self) -> bool:
         """Whether the newest table that we know of is in use wherever this process has a context.
@@ -168,9 +180,9 @@ class Tables:
         )
         table.refused += refused
         self._put_on_trial(table, known=self.table if generation == self.table.generation else None)
-        native, routes = self._library.native, self._library.routes
-        if native is not None and routes is not None:
-            native.load(in_slices(routes.rows(table)), table.generation)
+        native = self._library.native
+        if native is not None:
+            native.load(in_slices(self._rows(native, table)), table.generation)
         before = self.table.packed()
         self.table, self._newest, self.built_for = table, (generation, solutions), places
         let_go(before)

@@ -70,6 +70,7 @@ class UserLoader:
 
     def _read(self, user: UserTables, path: Path) -> _Rows:
         with importing():
+            from gemmtuned.configs import launch  # noqa: F401  as in watch.py
             from gemmtuned.configs.aiter_csv import Reader, lines_of
             from gemmtuned.configs.aiter_rows import library_of, solution_of
 

@@ -21,6 +21,7 @@ from gemmtuned.configs.manifest import MANIFEST, Manifest, TableFile, read_manif
 from gemmtuned.configs.packed import Solutions
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, tell
+from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import in_slices
 
@@ -128,6 +129,9 @@ class Loader:
         return self._taken is not None and self._taken[0] == manifest.generation and self._taken[1] != manifest.files
 
     def _read(self, file: TableFile) -> tuple[Solutions, list[str]]:
+        with importing():
+            from gemmtuned.configs import launch  # noqa: F401  what reading a row with a launch record imports
+
         complaints: list[str] = []
         return Solutions(solutions_of(self.folder, file, complaints, pace=in_slices)), complaints
 

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import cache
 
+from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.hooks.imports import importing
+from gemmtuned.kernels import stamps
+from gemmtuned.kernels.device import device_at
 
-if TYPE_CHECKING:
-    from gemmtuned.configs.solution import Environment
+
+class Here(Environment):
+    """What this process has at a place: at first without the stamps that are made of our kernels' sources.
+
+    Those of a backend come in when a row of a table asks for them; most programs have no use for them.
+    """
+
+    __slots__ = ()
+
+    def accepts(self, backend: str, stamp: str) -> bool:
+        """As an Environment does."""
+        if backend in stamps.COMPILED:
+            self.stamps.update(_compiled(backend, self.device))
+        return super().accepts(backend, stamp)
+
+
+@cache
+def _compiled(backend: str, device: Device) -> dict[str, str]:
+    with importing():
+        return stamps.stamps(backend, device)
 
 
 class Where:
@@ -21,11 +42,9 @@ class Where:
     def environment(self, place: str) -> Environment:
         """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
         if place not in self.environments:
-            with importing():  # the backends import their libraries
-                from gemmtuned.kernels.backends import environment
-                from gemmtuned.kernels.device import device_at
-
-                self.environments[place] = environment(device_at(place))
+            with importing():  # torch may, for a GPU
+                device = device_at(place)
+                self.environments[place] = Here(device, stamps.of(stamps.LIBRARIES, device))
         return self.environments[place]
 
     def in_use(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 c_api.cpp     what is compiled, with the C interface; each header says what it is of
 build.py      compiles it, with the user's own torch and compiler
-records.py    its structures, mirrored; launches.py: those of launch records
+records.py    its structures, mirrored; structures.py: those of routes, which launches.py fills from launch records
 library.py    calls into it
 """
 

@@ -16,7 +16,6 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
-from gemmtuned.hooks.native.launches import OperatorCall
 from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
@@ -29,6 +28,7 @@ from gemmtuned.hooks.native.records import (
     pack,
     sightings,
 )
+from gemmtuned.hooks.native.structures import OperatorCall
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
 
 OFF: Final = 0

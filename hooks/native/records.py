@@ -14,7 +14,7 @@ from gemmtuned.configs import key
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
-from gemmtuned.hooks.native.launches import MIRRORED, Cond, Packed
+from gemmtuned.hooks.native.structures import MIRRORED, Cond, Packed
 
 _ALIGN: Final = 16  # what the structures of a launch need
 _POINTER: Final = struct.Struct("P")

@@ -55,7 +55,7 @@ def complexity(name: str) -> int:
 
 
 def environment(device: Device) -> Environment:
-    """The stamps of every backend that this process has for the device."""
+    """The stamps of every backend that this process has for the device; programs ask kernels/stamps.py."""
     return Environment(device, {k: v for backend in BACKENDS.values() for k, v in backend.stamps(device).items()})
 
 

@@ -19,7 +19,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import Condition, LibraryLaunch
 from gemmtuned.configs.problem import DTYPE_BYTES, Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels import cublaslt
+from gemmtuned.kernels import cublaslt, stamps
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.backends.launched import bound
 
@@ -39,8 +39,7 @@ class CublasLt:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """The library's version and the architecture; none on a device that is not NVIDIA's."""
-        version = cublaslt.version() if device.kind == "cuda" else None
-        return {self.name: f"{version}/{device.arch}"} if version else {}
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """The library's own choice of algorithms for the current device, its favourites first."""

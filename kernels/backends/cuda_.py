@@ -17,12 +17,11 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import KernelLaunch
 from gemmtuned.configs.launch_values import arguments_of, grid_of
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
-from gemmtuned.kernels import catalog
-from gemmtuned.kernels.arch import is_among
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels import catalog, stamps
 from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
 from gemmtuned.kernels.backends.launched import bound
-from gemmtuned.kernels.cuda import driver, nvrtc
+from gemmtuned.kernels.cuda import driver
 from gemmtuned.kernels.device import current_cuda_device
 from gemmtuned.kernels.own_kernel import Offer
 
@@ -40,11 +39,7 @@ class Cuda:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """One a kernel: NVRTC's version, the architecture, the kernel's source; none on any other architecture."""
-        if not catalog.has_compiler(self.name, device):
-            return {}
-        here = [kernel for kernel in catalog.kernels(self.name).values() if is_among(device.arch, kernel.archs)]
-        versions = {kernel.name: f"{nvrtc.version()}/{device.arch}/{kernel.source_hash()}" for kernel in here}
-        return kernel_stamps(self.name, versions)
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """The candidates that get a place among our own kernels."""

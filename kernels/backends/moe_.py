@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -18,9 +15,9 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels import mixture
+from gemmtuned.kernels import mixture, stamps
 from gemmtuned.kernels.backends.base import COMPILED
-from gemmtuned.kernels.cuda import moe_compile, moe_decode, moe_run, nvrtc
+from gemmtuned.kernels.cuda import moe_compile, moe_run
 from gemmtuned.kernels.cuda.moe_compile import layer_of, most_tokens, stages_of
 from gemmtuned.kernels.families.moe import MOE, MixtureKernel, how_of
 from gemmtuned.kernels.mixture import Operands
@@ -40,7 +37,7 @@ class MoeGrouped:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """Torch's version."""
-        return {self.name: str(torch.__version__)} if device.kind == "cpu" else {}
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """One, on CPUs: on a GPU torch's own form is this one where it runs without a wait."""
@@ -68,9 +65,7 @@ class MoeDecode:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """NVRTC's version, the architecture, the kernels' source; none on any other architecture."""
-        if not moe_compile.runs_on(device):
-            return {}
-        return {self.name: f"{nvrtc.version()}/{device.arch}/{_source_hash()}"}
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """Both launches' likely configurations, as far as they fit."""
@@ -100,14 +95,6 @@ class MoeDecode:
             return mixture.run(o, how) if y is None else y
 
         return MixtureKernel(call, takes)
-
-
-@cache
-def _source_hash() -> str:
-    text = moe_decode.text() + "".join(
-        Path(path or "").read_text() for path in (moe_run.__file__, moe_compile.__file__)
-    )
-    return sha256(text.encode()).hexdigest()[:12]
 
 
 BACKENDS: Final = (MoeGrouped(), MoeDecode())

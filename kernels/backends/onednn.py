@@ -23,6 +23,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch_values import checker, of_operands
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels import stamps
 from gemmtuned.kernels.backends.base import Kernel, Run, StatelessKernel
 from gemmtuned.kernels.families.dense import linear
 
@@ -39,11 +40,7 @@ class OneDnn:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """Torch's version (oneDNN comes with it) and the CPU, whose instruction set decides what oneDNN generates."""
-        if device.kind != "cpu" or not torch._C._has_mkldnn:
-            return {}
-        if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # private: may go with a later torch
-            return {}
-        return {self.name: f"{torch.__version__}/{device.key}"}
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """dense on a CPU in layout nt, in the dtypes this CPU has instructions for."""

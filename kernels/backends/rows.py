@@ -23,6 +23,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import CHAIN_M, Problem
 from gemmtuned.configs.rows import KERNELS, ROWS, read_rows
 from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels import stamps
 from gemmtuned.kernels.backends import onednn, torch_
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
 
@@ -42,7 +43,7 @@ class Rows:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """Torch's version and the CPU: which instructions a library uses decides in which order it adds up."""
-        return {self.name: f"{torch.__version__}/{device.key}"} if device.kind == "cpu" else {}
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """For batch-invariant problems on a CPU, the likely cheapest first."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Device
+from gemmtuned.kernels import stamps
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
 from gemmtuned.kernels.families import family_of
 
@@ -30,7 +31,7 @@ class _TorchBackend:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """Torch's version: it brings the BLAS it calls."""
-        return {self.name: str(torch.__version__)}
+        return stamps.stamps(self.name, device)
 
     def _check(self, candidate: Candidate, problem: Problem) -> None:
         if candidate not in tuple(self.candidates(problem)):

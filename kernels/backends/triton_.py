@@ -8,20 +8,18 @@ import Triton: a machine without it only lacks the candidates.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, kernel_stamps
-from gemmtuned.kernels import catalog
+from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.kernels import catalog, stamps
 from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
 from gemmtuned.kernels.backends.launched import WARP_SIZE, bound
 from gemmtuned.kernels.device import current_cuda_device
 from gemmtuned.kernels.own_kernel import Offer
-from gemmtuned.kernels.triton.source import kernel_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,10 +40,7 @@ class Triton:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """One a kernel: Triton's version, the architecture, the kernel's source; none on other devices than CUDA's."""
-        if not catalog.has_compiler(self.name, device):
-            return {}
-        version = import_module("triton").__version__
-        return kernel_stamps(self.name, {name: f"{version}/{device.arch}/{s}" for name, s in kernel_hashes().items()})
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """The candidates that get a place among our own kernels."""

@@ -77,7 +77,7 @@ def test_schemas_are_read_alike_whatever_locale_the_program_has_set(home: Home, 
         """
         import ctypes, json, sys, torch
         from gemmtuned.hooks import activate
-        from gemmtuned.hooks.native.launches import OperatorCall
+        from gemmtuned.hooks.native.structures import OperatorCall
 
         one = torch.library.Library("locales", "DEF")
         one.define("mm(Tensor x, Tensor w, int block=4096, float eps=0.5) -> Tensor")

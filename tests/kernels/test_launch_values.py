@@ -14,7 +14,8 @@ from gemmtuned.configs.launch import OPS, SLOTS, Axis, Condition, KernelLaunch
 from gemmtuned.configs.launch_values import arguments_of, grid_of, holds, of_operands
 from gemmtuned.hooks.native import Native
 from gemmtuned.hooks.native.build import library_path
-from gemmtuned.hooks.native.launches import Cond, conditions, kernel_launch
+from gemmtuned.hooks.native.launches import conditions, kernel_launch
+from gemmtuned.hooks.native.structures import Cond
 
 WORDS = ("ptr", "numel", "dim", "contiguous", "size0", "size1", "size2", "stride0", "stride1", "stride2")
 

@@ -1,0 +1,8 @@
+"""How much the native hook has room for in a launch record (cuda_launch.h, operator_call.h)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_ARGUMENTS: Final = 24  # of a kernel
+MAX_OPERATOR_ARGUMENTS: Final = 16

@@ -1,0 +1,94 @@
+"""Which files of ours a program that is not ours imports: each is CPU time at its start, and memory for its life."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hooked import LINEAR, Home, publish, published
+
+from gemmtuned.configs.solution import Device, cpu_device
+from gemmtuned.hooks.dispatch import BY_OPS, NATIVE_CODES
+from gemmtuned.hooks.where import Here
+from gemmtuned.kernels import backends, stamps
+
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
+MI300 = Device("rocm-amd-mi300x-304", "rocm", "AMD MI300X", "gfx942", 304)
+COUNTING = {"gemmtuned.kernels", "gemmtuned.kernels.device", "gemmtuned.kernels.stamps"}  # of kernels/, all there is
+OF_RECORDS = {  # what a table's rows take in addition
+    "gemmtuned.configs.launch", "gemmtuned.configs.launch_v1", "gemmtuned.configs.launch_values",
+    "gemmtuned.hooks.native.launches", "gemmtuned.hooks.routes",
+    "gemmtuned.kernels.cublaslt",
+}  # fmt: skip
+MOST = 90  # files in all, of which the store has 11
+PROGRAM = """
+    import atexit, json, sys
+    atexit.register(lambda: print(json.dumps(sorted(m for m in sys.modules if m.startswith("gemmtuned")))))
+    import torch, gemmtuned
+    if len(sys.argv) > 1:
+        assert gemmtuned.ready(30) and gemmtuned.status()["rows"] == 1
+    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+"""
+
+
+def test_a_program_that_counts_imports_no_backend_and_no_launch_record(home: Home) -> None:
+    """At its very end: the last flush has imported what it needs."""
+    modules = {*home.run(PROGRAM, fresh=True).said}
+
+    assert home.calls() == 1
+    assert {m for m in modules if m.startswith("gemmtuned.kernels")} == COUNTING
+    assert not modules & OF_RECORDS
+    assert len(modules) <= MOST, sorted(modules)
+
+
+@pytest.mark.long
+def test_a_program_with_a_table_imports_what_its_rows_need(home: Home) -> None:
+    publish(home.path / "configs", [published(replace(LINEAR, m=64), "torch_swap")], 1)
+    modules = {*home.run(PROGRAM, "table", fresh=True).said}
+
+    assert {m for m in modules if m.startswith("gemmtuned.kernels")} == COUNTING | {"gemmtuned.kernels.cublaslt"}
+    assert modules >= OF_RECORDS
+    assert len(modules) <= MOST + len(OF_RECORDS), sorted(modules)
+
+
+@pytest.mark.parametrize(
+    "device", [cpu_device(), H200, replace(H200, kind="rocm", arch="gfx942")], ids=lambda d: d.kind
+)
+def test_a_program_has_the_stamps_that_a_worker_has(device: Device) -> None:
+    """Those that are made of sources once a row asks for them."""
+    whole = backends.environment(device).stamps
+    here = Here(device, stamps.of(stamps.LIBRARIES, device))
+    of_sources = {name for name in whole if name.partition(".")[0] in stamps.COMPILED}
+    first = dict(here.stamps)
+
+    assert first == {name: stamp for name, stamp in whole.items() if name not in of_sources}
+    assert all(here.accepts(name.partition(".")[0], stamp) for name, stamp in whole.items())
+    assert here.stamps == whole
+    assert bool(of_sources) == (device is H200)
+    assert not here.accepts("triton", "gemv/0/sm_90/0") and not here.accepts("another", "1")
+
+
+def test_each_backend_that_a_program_runs_has_stamps_without_the_backend() -> None:
+    assert {*stamps.LIBRARIES, *stamps.COMPILED} == {*NATIVE_CODES, *BY_OPS}
+    assert {name for name, b in backends.BACKENDS.items() if type(b).__module__.startswith("gemmtuned.")} == {
+        *stamps.LIBRARIES, *stamps.COMPILED,
+    }  # fmt: skip
+
+
+def test_stamps_that_a_row_asks_for_reach_the_store(home: Home) -> None:
+    """The store is told of them with the next counts, though it has the environment already."""
+    from gemmtuned.configs.sighting import Sighting
+    from gemmtuned.db.guest import GuestStore
+
+    store = GuestStore(home.path / "tune.db", locks=home.path, timeout_s=1.0)
+    here = Here(H200, stamps.of(stamps.LIBRARIES, H200))
+    gemm = replace(LINEAR, threads=0)
+
+    def told() -> list[tuple[str]]:
+        store.add_sightings("run", here, [Sighting(gemm, "miss", 1)], now_s=1.0)
+        sql = "SELECT DISTINCT backend FROM environment_stamp ORDER BY backend"
+        return [row[0] for row in store._db.read(lambda conn: conn.execute(sql).fetchall())]
+
+    assert "triton" not in told()
+    here.accepts("triton", "")
+    assert "triton" in told()
