@@ -30,7 +30,8 @@ NATIVE_CODES: Final = {
     ROWS: 8,
 }  # fmt: skip
 
-BY_OPS: Final = ("moe_grouped", "moe_decode")  # that gemmtuned.ops.fused_moe runs by itself: there is no native code
+# That gemmtuned.ops.fused_moe runs by itself: there is no native code
+BY_OPS: Final = ("moe_grouped", "moe_decode", "moe_tiles")
 OPERATOR_CODE: Final = 7  # an operator that some package registered with torch: any backend whose record names one
 
 INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant problems are proven with

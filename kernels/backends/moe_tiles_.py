@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Final
 
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels import catalog, mixture
-from gemmtuned.kernels.arch import is_among
+from gemmtuned.kernels import mixture, stamps
 from gemmtuned.kernels.backends.base import COMPILED
 from gemmtuned.kernels.device import current_cuda_device
 from gemmtuned.kernels.families.moe import MixtureKernel, how_of
@@ -36,10 +34,7 @@ class MoeTiles:
 
     def stamps(self, device: Device) -> dict[str, str]:
         """Triton's version, the architecture, the kernels' source; none where they do not run."""
-        if not catalog.has_compiler("triton", device) or not is_among(device.arch, moe_tiling.ARCHS):
-            return {}
-        version = import_module("triton").__version__
-        return {self.name: f"{version}/{device.arch}/{moe_tiling.source_hash()}"}
+        return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """Both products' likely tiles."""
