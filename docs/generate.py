@@ -47,7 +47,7 @@ TORCHS: Final = f"""
 vLLM 0.32 | linears in bf16, fp16 and fp32 | dense, batched, dense_add | yes | 0.1.0 | {_REAL}
 SGLang 0.5.23 | linears in bf16, fp16 and fp32 | dense, batched, dense_add | yes | 0.1.0 | {_REAL}
 `transformers serve` 5.19 | linears in bf16, fp16 and fp32 | dense, batched | yes | 0.1.0 | {_REAL}
-diffusers | linears in bf16, fp16 and fp32 | dense, batched | yes | 0.1.0 | blocks of a DiT (`examples/diffusion.py`)
+diffusers 0.42 | linears in bf16, fp16 and fp32 | dense, batched | yes | 0.1.0 | a real DiT on a CPU (`make engines`)
 any | `torch._scaled_mm`, v1 and v2 | scaled | yes | 0.2.0 | on an H200 (`test_gpu_scaled.py`)
 any, transformers 5 | `torch._grouped_mm` | grouped | yes | after 0.2.0 | on an H200 (`test_gpu_grouped.py`)
 any | `torch._scaled_grouped_mm` | grouped, with scales | of rows | after 0.2.0 | on a GPU (`test_gpu_grouped.py`)
