@@ -121,8 +121,9 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     for o, t in inputs:
         if plain and o.weight and (not o.line_axis or o.name in codes) and o.can_be_negated(t):
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), -1.0).double()}, seed)
-        if plain and not o.can_be_negated(t):
-            yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), 2.0).double()}, seed)
+        if plain and not o.can_be_negated(t):  # what is not in proportion to it is a product of two that are
+            most = 2.0 if o.line_axis else 4.0
+            yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), most).double()}, seed)
     draw = random.Random(seed)  # noqa: S311
     factors = [(o, t) for o, t in present if not o.added]
     for o, t in factors:

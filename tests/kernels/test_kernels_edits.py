@@ -22,6 +22,10 @@ PROBLEMS = (
     Problem(family="batched", batch=3, m=5, n=7, k=8, dtype="fp32"),
     Problem(family="batched_add", batch=2, m=3, n=4, k=8, dtype="bf16"),
     Problem(family="dense_add", m=3, n=4, k=8, dtype="fp32"),
+    Problem.parse("weight_only:bf16/fp4_e2m1:3x16x64,wscale=1x32"),
+    Problem.parse("moe:bf16/fp4_e2m1:3x64x64+bias,wscale=1x32,experts=4,topk=2,inter=32,act=silu_gated"),
+    Problem.parse("moe:bf16/fp8_e4m3:3x64x64,wscale=tensor,experts=4,topk=2,inter=32,act=silu_gated"),
+    Problem.parse("moe:bf16/i4:3x64x64,wscale=1x32,wscaledtype=bf16,experts=4,topk=2,inter=32,act=silu_gated"),
 )
 
 
@@ -42,6 +46,19 @@ def test_operands_change_in_their_place_and_are_as_they_were_afterwards(problem:
         with edit.applied(inputs):
             assert any(not torch.equal(t, before[o.name]) for o, t in inputs), edit.what
         assert all(torch.equal(t, before[o.name]) for o, t in inputs), edit.what
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[-4:], ids=str)
+def test_every_weight_and_scale_is_edited(problem: Problem) -> None:
+    """Also those that hold no numbers: a kernel that kept a copy of any would be seen."""
+    inputs = made(problem)
+    before = {o.name: t.clone() for o, t in inputs if o.weight}
+    changed = set()
+    for edit in all_of(problem, inputs, thorough=False):
+        if "edited in place" in edit.what:
+            with edit.applied(inputs):
+                changed |= {name for name, t in before.items() if not torch.equal(inputs[name], t)}
+    assert changed == set(before)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:3], ids=str)
