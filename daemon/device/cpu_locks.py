@@ -13,7 +13,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from gemmtuned.daemon.device.device_lock import DeviceLock, LockingError
+from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.device.device_lock import DeviceLock, Lock, LockingError
+from gemmtuned.daemon.device.devices import Monitor
 
 logger = logging.getLogger("gemmtuned.daemon")
 
@@ -65,3 +67,11 @@ def with_siblings(cpus: Collection[int]) -> list[int]:
                 first, _, last = part.partition("-")
                 found |= set(range(int(first), int(last or first) + 1))
     return sorted(found)
+
+
+def lock_of(monitor: Monitor, settings: Settings, who: str, *, at_once: bool) -> Lock:
+    """The lock of all of the machine; for the CPUs also that of the home, which nobody else can hold."""
+    if monitor.id != "cpu":
+        return DeviceLock(settings.device_locks, monitor.id, who)
+    own = DeviceLock(settings.locks, monitor.id, who, own=True)
+    return CpuLocks(own, settings.device_locks, monitor.cpus, who, at_once=at_once)

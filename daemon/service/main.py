@@ -66,7 +66,8 @@ def run_daemon(
 
     once: end when every captured problem has a verdict or has failed for good, and what somebody asked for was raced
     again.  wait_s: raise TryLater when no device was idle for so long while there was work.  rules: what the operator
-    allows; with `once`, TryLater is raised when the budget is spent before the work is done.  metrics: kept up to date.
+    allows; with `once`, TryLater is raised when the budget is spent before the work is done, or nothing could be
+    published for WAIT_S with nothing else to do.  metrics: kept up to date.
     compile_ahead: for GPUs that others use.  Raises TryLater for `once` when another daemon is running; without `once`
     that is said and is no failure.  Raises WorkerFailed for `once` when no worker can be started.
     """
@@ -189,6 +190,8 @@ def _loop(
                     logger.info("finished solved=%d", daemon.solved)
                     break
                 _raise_if_hopeless(daemon)
+                if daemon.held_up_s(now_s) > WAIT_S:
+                    raise TryLater(daemon.trouble)
                 if daemon.rules.is_spent(now_s):
                     raise TryLater(f"{daemon.rules.why_not(now_s, daemon.settings.home)}, and problems still wait")
             if wait_s is not None and now_s - daemon.last_used_s > wait_s:

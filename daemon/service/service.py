@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned.configs.errors import StoreError, TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.shipped import shipped
-from gemmtuned.daemon.device.cpu_locks import CpuLocks
-from gemmtuned.daemon.device.device_lock import DeviceLock, Lock
+from gemmtuned.daemon.device.cpu_locks import lock_of
 from gemmtuned.daemon.device.devices import Monitor
 from gemmtuned.daemon.publishing.publish import take_back
 from gemmtuned.daemon.seats.request import Request
@@ -84,7 +83,7 @@ class Daemon:
                 make_worker,
                 window_s=window_s,
                 always=always,
-                lock=_lock_of(monitor, settings, who, at_once=always),
+                lock=lock_of(monitor, settings, who, at_once=always),
             )
             for monitor in monitors
         ]
@@ -108,6 +107,10 @@ class Daemon:
     def trouble(self) -> str:
         """Why the database cannot be written, or the tables; "" when they can."""
         return self.upkeep.trouble
+
+    def held_up_s(self, now_s: float) -> float:
+        """How long the tables, or the database, could not be written; 0 while workers have something to do."""
+        return max(now_s - self.upkeep.trouble_since_s, 0.0) if all(seat.at_rest for seat in self.seats) else 0.0
 
     def resume(self, now_s: float) -> None:
         """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
@@ -234,11 +237,3 @@ class Daemon:
             except StoreError:  # it only saves time
                 return
             self._ahead.begin(device, problems, now_s)
-
-
-def _lock_of(monitor: Monitor, settings: Settings, who: str, *, at_once: bool) -> Lock:
-    """The lock of all of the machine; for the CPUs also that of the home, which nobody else can hold."""
-    if monitor.id != "cpu":
-        return DeviceLock(settings.device_locks, monitor.id, who)
-    own = DeviceLock(settings.locks, monitor.id, who, own=True)
-    return CpuLocks(own, settings.device_locks, monitor.cpus, who, at_once=at_once)

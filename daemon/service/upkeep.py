@@ -7,6 +7,7 @@ use, what changed is published, the log is kept short and old counts are merged.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
@@ -40,12 +41,14 @@ PRUNE_S: Final = 86_400.0
 class Upkeep:
     """Looks after store and tables of one daemon. quiet: a run in the foreground, which leaves slow work to a service.
 
-    trouble: why the database cannot be written, or the tables; "" when they can.  generation: of the store, when it was
-    last published; -1 before.  elsewhere: environments whose problems wait for a daemon started elsewhere.
+    trouble: why the database cannot be written, or the tables; "" when they can.  trouble_since_s: since when.
+    generation: of the store, when it was last published; -1 before.  elsewhere: environments whose problems wait for a
+    daemon started elsewhere.
     """
 
     def __init__(self, store: Store, settings: Settings, *, quiet: bool) -> None:
         self.trouble = self._ingest_trouble = ""
+        self.trouble_since_s = math.inf
         self.generation = -1
         self.elsewhere: list[dict[str, Any]] = []
         self.caretaker = Caretaker(store)
@@ -78,12 +81,12 @@ class Upkeep:
             self._merge_old(now_s, rests)
             self._see_elsewhere(now_s, ours)
             self._prune(now_s, rests)
-            self.trouble = ""
+            self.trouble, self.trouble_since_s = "", math.inf
         except GemmtunedError as err:
             self._look.wait_until(now_s + RETRY_S)
             if self.trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
-            self.trouble = str(err)
+            self.trouble, self.trouble_since_s = str(err), min(self.trouble_since_s, now_s)
 
     def stop(self, now_s: float) -> None:
         """Publish what is left, in this thread, once all workers have left."""

@@ -18,7 +18,7 @@ from gemmtuned.configs.errors import WorkerFailed
 from gemmtuned.configs.shipped import shipped
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution
-from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.device.device_lock import Lock
 from gemmtuned.daemon.device.devices import Monitor
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.seat import MAX_STARTS, Seat
@@ -56,7 +56,7 @@ class Bench:
     """
 
     def __init__(
-        self, monitor: Monitor, folder: Path, make_worker: Callable[[str], Tuner], *, lock: DeviceLock | None = None
+        self, monitor: Monitor, folder: Path, make_worker: Callable[[str], Tuner], *, lock: Lock | None = None
     ) -> None:
         self._monitor = monitor
         self._make_worker = make_worker

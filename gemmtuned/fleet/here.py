@@ -14,7 +14,8 @@ from typing import Final
 
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.device.cpu_locks import lock_of
+from gemmtuned.daemon.device.device_lock import Lock
 from gemmtuned.daemon.device.devices import Monitor, find_monitors
 from gemmtuned.daemon.seats.worker import Tuner, Worker
 from gemmtuned.fleet.bench import Bench
@@ -27,15 +28,22 @@ AWAY_S: Final = 600.0  # a claim holds for longer
 WORKER: Final = partial(Worker, nice=0)
 
 
-def device_here(settings: Settings, on: str) -> tuple[Monitor, DeviceLock | None]:
-    """The first device that nobody of ours uses, a GPU where there is one. on: any, gpu, cpu. Raises TryLater."""
-    monitors = find_monitors()
+def device_here(settings: Settings, on: str) -> tuple[Monitor, Lock]:
+    """The first device that nobody of ours uses, a GPU where there is one, and its lock, which we hold then.
+
+    on: any, gpu, cpu; the CPUs are those that this process may run on.  Raises TryLater where others hold all.
+    """
+    monitors, who = find_monitors(), f"pid {os.getpid()}, gemmtuned fleet tune"
     gpus = [monitor for monitor in monitors if monitor.device.kind != "cpu"]
     if on == "cpu" or (on == "any" and not gpus):
-        return monitors[0], None
+        cpus = lock_of(monitors[0], settings, who, at_once=False)
+        why = cpus.take()
+        if not why:
+            return monitors[0], cpus
+        raise TryLater(f"the CPUs are not free for us: {why}. Give each run CPUs of its own (taskset, a cpuset)")
     why = "this host has no GPU that is seen here. Install the extra [gpu]"
     for monitor in gpus:
-        lock = DeviceLock(settings.device_locks, monitor.id, f"pid {os.getpid()}, gemmtuned fleet tune")
+        lock = lock_of(monitor, settings, who, at_once=False)
         why = lock.take()
         if not why:
             return monitor, lock
@@ -43,7 +51,7 @@ def device_here(settings: Settings, on: str) -> tuple[Monitor, DeviceLock | None
 
 
 def tune_here(
-    wanted: Sequence[Wanted], shelf: Shelf, monitor: Monitor, tell: Tell, *, lock: DeviceLock | None = None,
+    wanted: Sequence[Wanted], shelf: Shelf, monitor: Monitor, tell: Tell, *, lock: Lock | None = None,
     make_worker: Callable[[str], Tuner] = WORKER,
 ) -> Ran:  # fmt: skip
     """Search one unit after another, and bring each result to the URL before the next is begun.

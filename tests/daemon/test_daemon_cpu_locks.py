@@ -17,6 +17,7 @@ import pytest
 from fakes import ENVIRONMENT
 from hooked import wait_for
 
+from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
@@ -26,6 +27,7 @@ from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.notice import read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
+from gemmtuned.fleet.here import device_here
 
 DAEMON = Path(__file__).parents[1] / "support" / "daemon_process.py"
 COUNT = 25
@@ -175,3 +177,17 @@ def test_a_lock_that_is_no_file_keeps_nobody_from_tuning(
 
     assert len(caplog.records) == 1 and "a pipe lies there; remove it" in caplog.text
     assert "home mine" in locks("other", 2).take(), "the others are held all the same"
+
+
+def test_a_run_for_a_fleet_has_the_cpus_to_itself(tmp_path: Path) -> None:
+    """Of two on the same CPUs the second says who has them, and ends with what a batch system tries again."""
+    homes = [
+        Settings.from_env({"GEMMTUNED_HOME": str(tmp_path / name), "GEMMTUNED_DEVICE_LOCKS": str(tmp_path / "locks")})
+        for name in ("one", "two")
+    ]
+    monitor, lock = device_here(homes[0], "cpu")
+    assert monitor.id == "cpu"
+    with pytest.raises(TryLater, match=r"the CPUs are not free for us: .*gemmtuned fleet tune, since .*taskset"):
+        device_here(homes[1], "cpu")
+    lock.drop()
+    device_here(homes[1], "cpu")[1].drop()

@@ -365,6 +365,30 @@ def test_a_killed_publisher_is_healed_at_the_next_start(home: Home) -> None:
     assert manifest.generation == 1
 
 
+def test_a_run_that_cannot_publish_ends_and_says_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found stays in the database, and the next run publishes it."""
+    monkeypatch.setattr("gemmtuned.daemon.service.main.WAIT_S", 1.0)
+    home.see(problem(8))
+    tables = home.settings.config_dir
+    shutil.rmtree(tables, ignore_errors=True)
+    tables.parent.mkdir(parents=True, exist_ok=True)
+    tables.write_text("in the way")
+
+    def run() -> int:
+        monitors = [FakeMonitor(lambda now_s: 0.0)]
+        return run_daemon(
+            home.settings, once=True, monitors=monitors, make_worker=lambda d: Worker(d, nice=0, search=SEARCH)
+        )
+
+    with pytest.raises(TryLater, match=str(tables)):
+        run()
+    assert home.rows("SELECT owner, attempts FROM work") == []
+    tables.unlink()
+    assert run() == 0
+    manifest = read_manifest(tables)
+    assert manifest is not None and len(manifest.environments) == 1
+
+
 def test_a_home_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
