@@ -15,9 +15,13 @@ import ptx_cuda
 from ptx_warps import Warps
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.cuda import moe_decode as moe
 from gemmtuned.kernels.cuda import nvrtc
+from gemmtuned.kernels.cuda.moe_compile import described
 from gemmtuned.kernels.cuda.moe_decode import Experts, Stage
+from gemmtuned.kernels.families.error import measure_error
+from gemmtuned.kernels.families.moe import MOE
 
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -280,6 +284,40 @@ def test_a_planted_fault_shows(name: str) -> None:
     except ptx.Wrong:
         return
     assert not seen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bf16/fp8_e4m3:3x96x96,wscale=row",
+        "bf16/i4:3x96x96,wscale=1x32,wscaledtype=bf16",
+        "bf16/fp4_e2m1:3x96x96,wscale=1x32",
+    ],
+)
+def test_a_problems_inputs_give_the_familys_exact_result(text: str) -> None:
+    """What the gate draws, by what the daemon compiles: equal bits on whole numbers, no NaN of unvisited experts."""
+    problem = Problem.parse(f"moe:{text},experts=4,topk=2,inter=64,act=silu_gated")
+    layer = described(problem)
+    assert layer is not None
+    for kind in ("integers", "unvisited"):
+        inputs = MOE.make(problem, kind=kind, seed=1, device=torch.device("cpu"))
+        x, ids, gates = inputs["x"], inputs["ids"], inputs["gates"]
+        h = torch.full((ids.numel(), layer.inter), math.nan, dtype=x.dtype)
+        y = torch.full(x.shape, math.nan, dtype=x.dtype)
+        for stage, given, to in ((1, x, h), (2, h, y)):
+            source = moe.source(layer, stage, SMALL, most_pairs=ids.numel(), early=False)
+            launch = ptx_cuda.Launch(
+                moe.grid(layer, stage, SMALL, len(x), 3), 32 * SMALL.warps,
+                moe.shared_bytes(layer, stage, SMALL, ids.numel()), 1,
+            )  # fmt: skip
+            w, scale = inputs[f"w{stage}"].view(torch.uint8), inputs[f"scale{stage}"]
+            arguments = [given, ids, gates, w, scale, torch.zeros(1), to, ids.numel(), layer.width]
+            ptx_cuda.run(nvrtc.ptx(source, moe.TARGET), launch, arguments, kind=Warps)
+        sample = MOE.sample(problem, seed=1, device=torch.device("cpu"))
+        exact = MOE.reference(problem, inputs, sample)
+        if kind == "integers":
+            assert torch.equal(y, exact.to(y.dtype)) and float(exact.abs().max()) > 8
+        assert measure_error(y, exact).r < (6e-3 if x.dtype == torch.bfloat16 else 8e-4)
 
 
 @pytest.mark.parametrize(
