@@ -42,7 +42,11 @@ _VARIABLES: Final = (
         "GEMMTUNED_TRUST", "unset", "a user (name or number) besides root and you whose published tables are used"
     ),
     Variable("GEMMTUNED_IDLE_S", "10", "clear seconds before a device counts as idle"),
-    Variable("GEMMTUNED_FLUSH_S", "1", "seconds between two flushes of counts to the database"),
+    Variable(
+        "GEMMTUNED_FLUSH_S",
+        "1",
+        "seconds between two flushes of counts to the database; of known problems: five of it",
+    ),
     Variable("GEMMTUNED_NATIVE", "1", "0: never build or load the native hook: nothing is counted or routed"),
     Variable(
         "GEMMTUNED_BATCH_INVARIANT",

@@ -2,7 +2,10 @@
 
 Nothing here runs on the call path, and between two flushes nothing is held: no descriptor, mapping or lock.  What the
 store does not take now (locked, full, unreachable) stays in memory, summed up and bounded, and is offered again; the
-program is told once.  A killed process loses at most one interval.
+program is told once.
+
+What is new is written with the next flush; more calls of what the store has from this process already wait for the
+fifth one, or for the beat (pending.py).  A killed process loses at most one interval of what is new, five of the rest.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import in_slices
+from gemmtuned.hooks.pending import MAX_PENDING, Pending, sightings
 
 if TYPE_CHECKING:
     from gemmtuned.db.guest import GuestStore
 
 log = logging.getLogger("gemmtuned.hooks")
 WARNING: Final = logging.WARNING
-MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach,
-MAX_COMPILED: Final = 4096  # and distinct GEMMs inside kernels of torch.compile
+MAX_COMPILED: Final = 4096  # distinct GEMMs inside kernels of torch.compile, kept while the store is out of reach
 BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried again next time
 BUSY_TOLD_S: Final = 10.0  # a store locked for as long as this is worth a line
 BEAT_S: Final = 5.0
@@ -46,7 +49,6 @@ EXIT_S: Final = 0.5  # at interpreter exit we are gone by then,
 EXIT_BUSY_S: Final = 2.0  # or by then when other programs hold the store: a batch is worth more than a second
 FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database
 
-Key = tuple[Problem, str, bool, str, str]
 T = TypeVar("T")
 _no_store = ""  # why this process, and all that it forks, must never touch SQLite
 
@@ -75,7 +77,7 @@ class Flusher:
         self.run = settings.run  # the label that all is counted under
         self._tick, self._keep, self._take_compiled = tick, keep, compiled
         self._store: GuestStore | None = None
-        self._pending: dict[Key, list[float]] = {}
+        self._pending = Pending(settings.flush_s)
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._compiled: dict[tuple[Problem, str, str], None] = {}
         self._aside: list[Sighting] = []  # of phases that have ended since the last flush
@@ -125,16 +127,19 @@ class Flusher:
             self._lock.release()
 
     def _say_lost(self) -> None:
-        lost = int(sum(sums[0] for sums in self._pending.values()))
+        lost = self._pending.calls
         if lost:
             tell(log, WARNING, "counts were lost calls=%d reason=%s", lost, self.complaint)
 
-    def flush(self) -> None:
-        """Take everything counted so far to the store now, or keep it and remember why."""
+    def flush(self, *, whole: bool = True) -> None:
+        """Take everything counted so far to the store now, or keep it and remember why.
+
+        whole: also more calls of what the store has already, which else wait until enough of them are due.
+        """
         while self._pausing:  # the lock is not fair: one flush after another would keep a fork waiting
             sleep(0.001)
         with self._lock:
-            self._flush()
+            self._flush(whole=whole)
 
     def between_phases(self, change: Callable[[], None]) -> None:
         """Make `change`, by which another phase begins; what was counted until now belongs to the one before."""
@@ -188,11 +193,11 @@ class Flusher:
         except Exception as err:  # ours to mend, but the program runs on and its counts are kept
             self._complain(err)
         try:
-            self.flush()
+            self.flush(whole=False)
         except Exception as err:
             self._complain(err)
 
-    def _flush(self, *, last: bool = False) -> bool:
+    def _flush(self, *, last: bool = False, whole: bool = True) -> bool:
         """False when it should be tried again at once if there is no later."""
         with self._draining:
             if _no_store:
@@ -209,7 +214,8 @@ class Flusher:
                 return True
         now_s = clock.now_s()
         beat = self._has_session if last else clock.monotonic() >= self._next_beat_s
-        if not self._pending and not self._quarantine and not self._compiled and not beat:
+        counts = len(self._pending) and (whole or beat or self._pending.is_due)
+        if not counts and not self._quarantine and not self._compiled and not beat:
             return True
         busy = False
         try:
@@ -234,15 +240,14 @@ class Flusher:
 
     def _give(self, store: GuestStore, now_s: float) -> None:
         """What was counted and noted, place by place; what the store has taken is forgotten at once."""
-        for place in {key[3] for key in self._pending}:
-            counts = {key: sums for key, sums in self._pending.items() if key[3] == place}
+        for place, run, counts in self._pending.batches():
             environment = self._environment_of(place)
             if environment is None:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
             else:
-                sightings = [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], *k[3:]) for k, c in counts.items()]
-                self._at(store.add_sightings, self.run, environment, sightings, now_s=now_s)
-            self._pending = {key: sums for key, sums in self._pending.items() if key[3] != place}
+                self._at(store.add_sightings, run, environment, sightings(counts), now_s=now_s)
+            self._pending.forget(counts, written=environment is not None)
+        self._pending.all_given()
         for place in {note[2] for note in self._compiled}:
             gemms = [note[:2] for note in self._compiled if note[2] == place]
             environment = self._environment_of(place)
@@ -279,16 +284,8 @@ class Flusher:
 
     def _remember(self, s: Sighting) -> None:
         self.calls += s.calls
-        key = (s.problem, s.outcome, s.graph, s.place, s.phase)
-        sums = self._pending.get(key)
-        if sums is None:
-            if not self._keep or len(self._pending) >= MAX_PENDING:
-                self.dropped += s.calls if self._keep else 0
-                return
-            sums = self._pending[key] = [0, 0, 0.0]
-        sums[0] += s.calls
-        sums[1] += s.sampled_calls
-        sums[2] += s.sampled_us
+        if not self._pending.add(s, self.run, keep=self._keep):
+            self.dropped += s.calls if self._keep else 0
 
     def _complain(self, err: Exception, *, aloud: bool = True) -> None:
         text = str(err) if isinstance(err, GemmtunedError) else f"{type(err).__name__}: {err}"

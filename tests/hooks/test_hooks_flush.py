@@ -4,6 +4,7 @@ import json
 import sqlite3
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,21 @@ from gemmtuned.configs import say
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db import queries
 from gemmtuned.db.lockfile import LockFile
-from gemmtuned.hooks import flush
+from gemmtuned.hooks import flush, pending
 from gemmtuned.hooks.background import Background, Sleeper
 
 ONE = "fp32:4x8x16,threads=2"
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The hook's monotonic clock, which stands unless a test moves it."""
+    now = [1000.0]
+    monkeypatch.setattr(flush.clock, "monotonic", lambda: now[0])
+    return now
 
 
 @pytest.fixture
@@ -36,6 +46,43 @@ def test_sums_are_exact_over_many_flushes(counted: Counted) -> None:
         counted.flusher.flush()
 
     assert stored(counted) == counted.flusher.calls == 2 * sum(range(1, 21))
+
+
+def test_more_of_what_is_stored_waits_and_what_is_new_does_not(counted: Counted, stopped_clock: list[float]) -> None:
+    """A store is opened for a new problem with the next turn, for the same ones again every fifth second."""
+    turns: list[int] = []  # what is stored after each
+
+    def turn(**call: int) -> int:
+        stopped_clock[0] += 1.0
+        counted.call(**call)
+        counted.flusher.turn()
+        turns.append(stored(counted))
+        return turns[-1]
+
+    assert turn() == 1
+    assert [turn() for _ in range(10)] == [1, 1, 1, 1, 6, 6, 6, 6, 6, 11]
+    assert turn(m=5) == 12, "another problem"
+    turn()
+    counted.waiting.append(replace(Sighting(LINEAR.with_m(4), "miss", 1), outcome="exact"))
+    assert turn() == 15, "another outcome, and all that waited"
+    counted.call()
+    counted.flusher.report_failure(solution(LINEAR, "onednn", "d", "s"), "it raised")
+    assert turn() == 17, "a failed route"
+
+
+def test_what_waits_is_counted_under_the_label_that_it_had(counted: Counted) -> None:
+    counted.call()
+    counted.flusher.flush()
+    counted.call(2)
+    counted.flusher.flush(whole=False)
+    counted.flusher.run = "another"
+    counted.call(4)
+    counted.flusher.stop()
+
+    assert stored(counted) == 7
+    with sqlite3.connect(counted.settings.db) as conn:
+        sql = "SELECT r.name, sum(calls) FROM sighting s JOIN run r ON r.id = s.run_id GROUP BY 1 ORDER BY 1"
+        assert conn.execute(sql).fetchall() == [("another", 4), ("test", 3)]
 
 
 def test_a_busy_store_costs_no_counts_and_is_told_only_when_it_stays_busy(
@@ -95,7 +142,7 @@ def test_what_is_lost_at_the_end_is_said(
 def test_memory_is_bounded_while_the_store_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(flush, "MAX_PENDING", 10)
+    monkeypatch.setattr(pending, "MAX_PENDING", 10)
     counted = Counted(tmp_path / "home", db=Path("/proc/none/tune.db"))
     for m in range(1, 16):
         counted.call(2, m=m)

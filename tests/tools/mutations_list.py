@@ -178,8 +178,8 @@ MUTATIONS: Final = (
     ),
     M(
         "what was flushed is flushed again",
-        "hooks/flush.py",
-        "self._pending = {key: sums for key, sums in self._pending.items() if key[3] != place}",
+        "hooks/pending.py",
+        "self._counts = {key: sums for key, sums in self._counts.items() if key not in counts}",
         "pass",
         ("hooks/test_hooks_flush.py::test_sums_are_exact_over_many_flushes",),
     ),

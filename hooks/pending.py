@@ -1,0 +1,81 @@
+"""What was counted and is not in the store yet: summed up, bounded, and when it is due there.
+
+To open the store costs a hundred times what it costs to read the counters.  So what is new (a problem, an outcome, a
+phase, a label) is due at once, and more calls of what the store has from this process already after STEADY flushes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gemmtuned.configs import clock
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.sighting import Sighting
+
+MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
+STEADY: Final = 5  # flushes,
+STEADY_S: Final = 5.0  # and no longer than this where a flush is not: a beat of the session, which opens the store too
+
+Key = tuple[Problem, str, bool, str, str, str]  # problem, outcome, graph, place, phase, run
+Counts = dict[Key, list[float]]
+
+
+class Pending:
+    """flush_s: between two flushes."""
+
+    def __init__(self, flush_s: float) -> None:
+        self._wait_s = min(STEADY * flush_s, STEADY_S)
+        self._counts: Counts = {}
+        self._written: set[int] = set()  # hashes of what the store has: the collector counts none of them
+        self._has_new = False  # some of what is pending is not among them
+        self._due_s = 0.0  # of clock.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @property
+    def calls(self) -> int:
+        """Of all of it."""
+        return int(sum(sums[0] for sums in self._counts.values()))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be written now."""
+        return bool(self._counts) and (self._has_new or clock.monotonic() >= self._due_s)
+
+    def add(self, s: Sighting, run: str, *, keep: bool) -> bool:
+        """Sum it up; False when there is no room. keep: False where only what is known already is summed up."""
+        key = (s.problem, s.outcome, s.graph, s.place, s.phase, run)
+        sums = self._counts.get(key)
+        if sums is None:
+            if not keep or len(self._counts) >= MAX_PENDING:
+                return False
+            sums = self._counts[key] = [0, 0, 0.0]
+            self._has_new = self._has_new or hash(key) not in self._written
+        sums[0] += s.calls
+        sums[1] += s.sampled_calls
+        sums[2] += s.sampled_us
+        return True
+
+    def batches(self) -> list[tuple[str, str, Counts]]:
+        """(place, run, counts): all of it."""
+        kinds = dict.fromkeys((key[3], key[5]) for key in self._counts)
+        return [(*kind, {k: c for k, c in self._counts.items() if (k[3], k[5]) == kind}) for kind in kinds]
+
+    def forget(self, counts: Counts, *, written: bool) -> None:
+        """The store has taken these, or nobody ever will."""
+        if written:
+            self._written.update(map(hash, counts))
+        self._counts = {key: sums for key, sums in self._counts.items() if key not in counts}
+
+    def all_given(self) -> None:
+        """The store has been offered all of it, and has taken it."""
+        self._has_new = False
+        self._due_s = clock.monotonic() + self._wait_s
+        if len(self._written) > MAX_PENDING:
+            self._written.clear()
+
+
+def sightings(counts: Counts) -> list[Sighting]:
+    """Of one batch, as the store takes them."""
+    return [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], *k[3:5]) for k, c in counts.items()]
