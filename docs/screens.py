@@ -1,8 +1,9 @@
 """Screenshots of `gemmtuned report` and `gemmtuned top`, in docs/images: `python docs/screens.py HOME`.
 
 HOME is one that a demo has run in (`gemmtuned demo --home HOME`).  The report is opened in a real Chromium (Playwright
-drives it: pip install playwright; CHROMIUM names the program, else Playwright's own) light, dark, 400 pixels wide and
-as it prints; `top` is drawn by Textual from what a real daemon of that home says.  Nothing is retouched.
+drives it: pip install playwright; CHROMIUM names the program, Debian's is /usr/bin/chromium, else it is Playwright's
+own) light, dark, 400 pixels wide and as it prints; `top` is drawn by Textual from what a real daemon of that home says.
+Nothing is retouched.
 """
 
 from __future__ import annotations
