@@ -59,6 +59,9 @@ class GtFailure(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int32), ("how", ctypes.c_int32), ("reason", ctypes.c_char * 248))
 
 
+MOST_KNOWN: Final = 1024  # problems: more than most programs have, and few for the garbage collector to look at
+_known: dict[bytes, Problem] = {}
+
 HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
 
 
@@ -133,10 +136,21 @@ def unpack(packed: PackedProblem) -> Problem:
     return key.problem_of({f.name: getattr(packed, f.name) for f in key.FIELDS if f.times == 1})
 
 
+def _problem_of(packed: PackedProblem) -> Problem:
+    """As `unpack`; the first problems of a process are kept, for each flush names them again."""
+    data = bytes(packed)
+    problem = _known.get(data)
+    if problem is None:
+        problem = unpack(packed)
+        if len(_known) < MOST_KNOWN:
+            _known[data] = problem
+    return problem
+
+
 def sightings(record: Record) -> Iterator[Sighting]:
     """What a record says, one sighting per outcome that was counted."""
     try:
-        problem = unpack(record.key)
+        problem = _problem_of(record.key)
     except ProblemError:
         return  # a dtype newer than we are: not counted rather than counted wrongly
     kind = key.PLACES[record.key.device_type]

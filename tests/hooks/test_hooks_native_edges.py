@@ -3,8 +3,10 @@
 import subprocess
 from pathlib import Path
 
-from hooked import HERE, Home
+import pytest
+from hooked import HERE, LINEAR, Home
 
+from gemmtuned.hooks.native import records
 from gemmtuned.hooks.native.build import compiler
 
 
@@ -96,3 +98,14 @@ def test_schemas_are_read_alike_whatever_locale_the_program_has_set(home: Home, 
     schema, is_same, names = done.said
     assert "block=4096, float eps=0.5" in schema and not is_same  # torch's own text has changed: the locale is set
     assert names == ["CPU locales::mm"]
+
+
+def test_the_first_problems_of_a_process_are_made_once_and_no_more_than_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MOST_KNOWN", 2)
+    monkeypatch.setattr(records, "_known", {})
+    packed = [records.Record(key=records.pack(LINEAR.with_m(m)), calls=(0, 0, 1)) for m in (1, 2, 3)]
+    first, again = ([next(records.sightings(one)).problem for one in packed] for _ in range(2))
+
+    assert [p.m for p in first] == [1, 2, 3] and first == again
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, False]
+    assert len(records._known) == 2
