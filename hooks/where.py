@@ -8,7 +8,6 @@ from functools import cache
 from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.hooks.imports import importing
 from gemmtuned.kernels import stamps
-from gemmtuned.kernels.device import device_at
 
 
 class Here(Environment):
@@ -43,6 +42,8 @@ class Where:
         """Device and versions of a place (`cpu`, `cuda:0`) in this process; needs torch fully imported."""
         if place not in self.environments:
             with importing():  # torch may, for a GPU
+                from gemmtuned.kernels.device import device_at
+
                 device = device_at(place)
                 self.environments[place] = Here(device, stamps.of(stamps.LIBRARIES, device))
         return self.environments[place]

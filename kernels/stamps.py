@@ -15,8 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Device, kernel_stamps
 
 Stamps = dict[str, str]
@@ -35,6 +33,8 @@ def stamps(backend: str, device: Device) -> Stamps:
 
 def _torchs(backend: str, _: Device) -> Stamps:
     """Torch's version: it brings the BLAS it calls."""
+    import torch
+
     return {backend: str(torch.__version__)}
 
 
@@ -44,11 +44,15 @@ def _torchs_on_cpus(backend: str, device: Device) -> Stamps:
 
 def _rows(backend: str, device: Device) -> Stamps:
     """Torch's version and the CPU: which instructions a library uses decides in which order it adds up."""
+    import torch
+
     return {backend: f"{torch.__version__}/{device.key}"} if device.kind == "cpu" else {}
 
 
 def _onednn(backend: str, device: Device) -> Stamps:
     """Torch's version (oneDNN comes with it) and the CPU, whose instruction set decides what oneDNN generates."""
+    import torch
+
     if device.kind != "cpu" or not torch._C._has_mkldnn:
         return {}
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # private: may go with a later torch
