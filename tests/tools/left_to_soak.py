@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
+# Their cases are the published models that lie beside a checkout, or are none
+_OF_WHAT_LIES_BESIDE: Final = {"configs/models: a published model has the linear layers that transformers builds"}
 _ROW: Final = re.compile(r"^\| ([a-z0-9_/]+): ([a-z0-9_ ]+) \| (\d+) \| (\d+) \| (\d+) \| .+ \|$")
 
 
@@ -34,10 +36,10 @@ def name_of(nodeid: str) -> str:
 
 
 def counted(items: Iterable[pytest.Item]) -> dict[str, Cases]:
-    """The cases of each test, those for a GPU aside."""
+    """The cases of each test, those for a GPU, and those of what lies beside a checkout, aside."""
     counts: dict[str, list[int]] = {}
     for item in items:
-        if not item.get_closest_marker("gpu"):
+        if not item.get_closest_marker("gpu") and name_of(item.nodeid) not in _OF_WHAT_LIES_BESIDE:
             which = 2 if item.get_closest_marker("soak") else 1 if item.get_closest_marker("long") else 0
             counts.setdefault(name_of(item.nodeid), [0, 0, 0])[which] += 1
     return {name: Cases(*numbers) for name, numbers in counts.items()}
