@@ -51,7 +51,12 @@ def has_compiler(backend: str, device: Device) -> bool:
     """Whether kernels of this backend can be compiled here for a device of this kind; nothing is imported for it."""
     if device.kind != "cuda":
         return False
-    return find_spec("triton") is not None if backend == "triton" else nvrtc.version() is not None
+    if backend != "triton":
+        return nvrtc.version() is not None
+    try:
+        return find_spec("triton") is not None
+    except ValueError:  # a stub of the program's stands in its place
+        return False
 
 
 def offers(problem: Problem, device: Device) -> dict[str, list[Offer]]:

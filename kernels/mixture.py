@@ -109,9 +109,15 @@ def every_pair(o: Operands, how: How) -> Tensor:
     parts = [o.x.new_zeros(0, o.w2.shape[1])]
     for pair in range(len(flat)):
         at = slice(pair, pair + 1)
-        alone = replace(o, **{name: bits(t).index_select(0, e[at]).view(t.dtype) for name, t in given.items()})
+        alone = replace(o, **{name: _picked(t, e[at]) for name, t in given.items()})
         parts.append(_expert(alone, how, 0, o.x[pair // topk][None], weights[at]))
     return _added(o, how, torch.where(here[:, None], torch.cat(parts), 0))
+
+
+def _picked(t: Tensor, index: Tensor) -> Tensor:
+    """These of the first side; by their bits alone where torch picks none of the type, which has no gradient."""
+    plain = bits(t)
+    return t.index_select(0, index) if plain is t else plain.index_select(0, index).view(t.dtype)
 
 
 def grouped_runs(o: Operands) -> bool:

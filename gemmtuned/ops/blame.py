@@ -17,7 +17,8 @@ _SHORTAGE: Final = (
     "DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory",
     "could not create a memory object", "bad_alloc", "ENOMEM",
 )  # fmt: skip
-_DEVICE: Final = ("CUDA error", "CUDA driver error", "HIP error")  # how torch's own calls fail after a fault
+# How calls of torch and of Triton fail after a fault
+_DEVICE: Final = ("CUDA error", "CUDA driver error", "HIP error", "Triton Error [")
 
 
 def is_to_blame(err: Exception) -> bool:

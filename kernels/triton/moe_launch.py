@@ -39,8 +39,13 @@ class Launches:
         """Y [T, D] of operands of the layer."""
         if not o.x.is_cuda:
             return self._run(o)
-        with torch.cuda.device(o.x.device):
-            return self._run(o)
+        try:
+            with torch.cuda.device(o.x.device):
+                return self._run(o)
+        except (RuntimeError, MemoryError, CandidateFailed):
+            raise
+        except Exception as err:  # of Triton's own launcher
+            raise CandidateFailed(f"{self.layer}: {type(err).__name__}: {err}") from err
 
     def _run(self, o: Operands) -> Tensor:
         layer, tokens, kernels = self.layer, len(o.x), self._kernels
@@ -87,6 +92,8 @@ def loaded(layer: Experts, up: Tile, down: Tile, device: int) -> Launches | None
     Raises Declined where it is not to be had now, for lack of memory say.
     """
     key = layer, up, down, device
+    if key in _loaded:
+        return _loaded[key]
     with _making:
         if key not in _loaded:
             try:
@@ -94,7 +101,7 @@ def loaded(layer: Experts, up: Tile, down: Tile, device: int) -> Launches | None
                     _loaded[key] = Launches(layer, up, down, cuda_device(device).arch)
             except Declined:
                 raise
-            except CandidateFailed:
+            except Exception:  # also of a Triton that is broken, or not the one that this is written for
                 _loaded[key] = None
         return _loaded[key]
 

@@ -27,7 +27,7 @@ from gemmtuned.kernels.own_kernel import symbol
 NAME: Final = "moe_tiles"
 ARCHS: Final = ("sm_80+",)
 LEAST_PAIRS: Final = 128  # of a token and one of its experts: below, moe_decode is what there is to beat
-MOST_PAIRS: Final = 1 << 20  # for each 16 of which the grid has a place
+MOST_PAIRS: Final = 1 << 19  # for each 16 of which the grid has a place
 AT_ONCE: Final = 2048  # ids, or columns, that one program of a small launch looks at, at once
 PADDING: Final = 256  # rows that meet coded weights are padded to multiples of it: of the longest step of K
 WEIGHTS: Final = {"bf16": 0, "fp16": 0, "fp8_e4m3": 1, "int4": 2, "mxfp4": 3}  # as the kernels number them
@@ -165,7 +165,7 @@ class Compiled:
         try:
             self._kernel._init_handles()
         except Exception as err:  # out of resources, or the driver refuses the binary
-            if "out of memory" in str(err):
+            if "out of memory" in str(err) or "Triton Error [" in str(err):  # what the driver says after others' faults
                 raise Declined(str(err)) from err
             raise CandidateFailed(f"{self._function.__name__} {self._constants}: does not load: {err}") from err
 

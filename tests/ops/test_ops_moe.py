@@ -14,6 +14,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.mixture import How, Operands
 from gemmtuned.ops import ActivationType, QuantType, fused_moe
+from gemmtuned.ops.blame import is_to_blame
 from gemmtuned.ops.moe_arguments import how_of, operands_of
 
 T, D, INTER, E, TOPK = 5, 64, 32, 6, 2
@@ -411,3 +412,20 @@ def test_masks_are_made_of_operands_alone() -> None:
     kept = ids.clone()
     found = mixture.without_others(o, torch.ones(E), torch.tensor(2))
     assert torch.equal(found.ids[:2], ids[:2]) and bool((found.ids[2:] == -1).all()) and torch.equal(ids, kept)
+
+
+@pytest.mark.parametrize("form", [mixture.by_expert, mixture.every_expert, mixture.every_pair])
+def test_every_form_but_the_kernels_has_all_derivatives(form: Any) -> None:
+    torch.manual_seed(0)
+    x, w1, w2, bias1, bias2 = (
+        torch.randn(*shape, requires_grad=True) for shape in ((2, 16), (8, 16, 16), (8, 16, 8), (8, 16), (8, 16))
+    )
+    ids = torch.tensor([[0, 5], [7, 5]])
+    o = mixture.Operands(x=x, w1=w1, w2=w2, weights=torch.rand(2, 2), ids=ids, bias1=bias1, bias2=bias2)
+    form(o, mixture.How()).sum().backward()
+    assert all(t.grad is not None and t.grad.any() for t in (x, w1, w2, bias1, bias2))
+
+
+def test_a_fault_that_triton_reports_says_nothing_about_the_kernel() -> None:
+    assert not is_to_blame(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
+    assert is_to_blame(RuntimeError("a shape that it does not take"))
