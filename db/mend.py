@@ -43,12 +43,16 @@ Beat = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a salvage gave. lost_calls: of counted calls whose rows could not be read, by the ledger that is left."""
+    """What a salvage gave. lost_calls: of counted calls whose rows could not be read, by the ledger that is left.
+
+    ledger_whole: whether all of the ledger is left; else more calls may be lost, and nothing tells how many.
+    """
 
     reason: str
     set_aside: str
     salvaged_rows: int
     lost_calls: int
+    ledger_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +130,14 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
             "foreign_keys = ON",
         ):  # OFF would keep refused rows
             new.execute(f"PRAGMA {pragma}").fetchall()
-        rows, lost = salvage.copy(lambda to: _copy(path, to, beat), folder, new, beat)
+        rows, lost, whole = salvage.copy(lambda to: _copy(path, to, beat), folder, new, beat)
     finally:
         new.close()
     (folder / "copy.db").unlink(missing_ok=True)
     _as_the_other(build, path)
     _sync(build)
     when = datetime.fromtimestamp(clock.now_s(), timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-    report = Report(reason, f"{path.name}.corrupt-{when}", rows, lost)
+    report = Report(reason, f"{path.name}.corrupt-{when}", rows, lost, whole)
     (folder / "report.json").write_text(json.dumps({**asdict(report), "source": source}) + "\n", encoding="utf-8")
     _sync(folder / "report.json")
     faults.point("salvage.rename_build")
@@ -169,7 +173,7 @@ def _report(folder: Path) -> dict[str, Any]:
     """What a salvage wrote of itself. Raises StoreError where that cannot be read: what it built is not thrown away."""
     path = folder / "report.json"
     try:
-        found = json.loads(read_small(path, MOST_BYTES))
+        found = {"ledger_whole": True, **json.loads(read_small(path, MOST_BYTES))}  # one of 0.2.0 does not say
         if not {*Report.__slots__, "source"} <= found.keys() or not {"db", "wal"} <= found["source"].keys():
             raise KeyError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:

@@ -27,22 +27,25 @@ TABLES: Final = (
 
 def copy(
     damaged: Callable[[Path], None], folder: Path, new: sqlite3.Connection, beat: Callable[[], None]
-) -> tuple[int, int]:
+) -> tuple[int, int, bool]:
     """Copy every row that can still be read into the new, empty database, and bring that up to our schema.
 
     A file of an older version is read into its own schema first: the steps since change what rows say.
     damaged: makes a copy of the damaged file at a path.  beat: called every few milliseconds, may raise to end it.
-    Returns how many rows there are, and how many counted calls are lost by the ledger that is left.
+    Returns how many rows there are, how many counted calls are lost by the ledger that is left, and whether all of the
+    ledger is left: else more may be lost.
     """
     work = folder / "copy.db"
     mends = (_nothing, _mend_header, _mend_schema, _drop_log, _nothing)
     for number, mend in enumerate(mends, 1):  # until its list of tables is whole; as it lies when nothing helps
         damaged(work)
+        size = work.stat().st_size
         mend(work)
         with contextlib.closing(sqlite3.connect(work, isolation_level=None)) as old:
             old.text_factory = lambda data: data.decode(errors="replace")
             if number == len(mends) or _sound(old):
-                return _copy_tables(old, new, beat)
+                whole = _has_whole_ledger(old, size)
+                return *_copy_tables(old, new, beat), whole
     raise AssertionError("unreachable")
 
 
@@ -52,6 +55,17 @@ def _sound(old: sqlite3.Connection) -> bool:
         return bool(_columns(old, TABLES[0])) and (older or not migrations.altered(old))
     except (sqlite3.Error, UnicodeDecodeError):
         return False
+
+
+def _has_whole_ledger(old: sqlite3.Connection, size: int) -> bool:
+    """Whether each row of `demand` can be read, and none lay beyond the end of a file of `size` bytes."""
+    try:
+        (root,) = old.execute("SELECT rootpage FROM sqlite_master WHERE name = 'demand'").fetchone()
+        (page,) = old.execute("PRAGMA page_size").fetchone()
+        old.execute("SELECT total(calls) FROM demand NOT INDEXED").fetchone()
+    except (sqlite3.Error, UnicodeDecodeError, TypeError):
+        return False
+    return bool(root * page <= size)
 
 
 def _copy_tables(old: sqlite3.Connection, new: sqlite3.Connection, beat: Callable[[], None]) -> tuple[int, int]:
@@ -241,10 +255,26 @@ def _mend_header(work: Path) -> None:
 
 def _mend_schema(work: Path) -> None:
     """Put back the pages that list the tables: they lie in the same place in every database we make."""
+    _lengthen(work)
     for page, data in _template(work).items():
         with work.open("r+b") as file:
             file.seek((page - 1) * len(data))
             file.write(data)
+
+
+def _lengthen(work: Path) -> None:
+    """Give a file that was cut short the pages of a fresh one that it lacks.
+
+    SQLite reads no table at all while the first page of one of them, or of an index, lies beyond the file's end.
+    """
+    _template(work)
+    fresh = work.with_name("fresh.db").read_bytes()
+    size = int.from_bytes(fresh[16:18], "big")
+    whole = work.stat().st_size // size * size
+    if whole < len(fresh):
+        with work.open("r+b") as file:
+            file.seek(whole)
+            file.write(fresh[whole:])
 
 
 def _drop_log(work: Path) -> None:

@@ -89,6 +89,38 @@ def test_what_is_damaged_is_said_before_it_is_copied_and_after(home: Path, caplo
     assert not folder_of_salvage(home / "tune.db").is_dir()
 
 
+def cut(folder: Path, table: str, *, before: bool) -> None:
+    """Cut a database of 300 calls off after the first page of this table, or before it."""
+    store = open_store(folder)
+    store.add_sightings("r", NEW, [saw(problem(), 300)], now_s=T)
+    store.checkpoint()
+    store.close()
+    with contextlib.closing(sqlite3.connect(folder / "tune.db")) as conn:
+        (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    os.truncate(folder / "tune.db", (page - before) * 4096 + 100)
+
+
+@pytest.mark.parametrize(
+    ("table", "before", "left", "said"),
+    [
+        ("sighting", False, 300, "lost_calls=0"),
+        ("sighting", True, 0, "lost_calls=300"),
+        ("demand", True, 0, "lost_calls=0 more_lost=unknown"),
+    ],
+)
+def test_what_is_left_of_a_file_that_was_cut_is_read_and_the_rest_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, table: str, before: bool, left: int, said: str
+) -> None:
+    cut(tmp_path, table, before=before)
+    with caplog.at_level(logging.WARNING):
+        repair(tmp_path)
+
+    assert caplog.messages[-1].endswith(said)
+    with contextlib.closing(sqlite3.connect(tmp_path / "tune.db")) as conn:
+        assert conn.execute("SELECT total(calls) FROM sighting").fetchone() == (left,)
+    assert check(tmp_path / "tune.db") == []
+
+
 ERRORS = ("EIO", "ENOSPC", "EACCES")
 
 
