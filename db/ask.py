@@ -78,7 +78,7 @@ def on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
     """Several questions on one read-only connection; `nothing` for a database that is not yet filled."""
     conn = open_to_read(path)
     try:
-        if migrations.identity(conn) == (0, 0):  # made, but not yet filled: a program is starting
+        if migrations.is_empty(conn, path):
             return nothing
         return look(conn)
     except (sqlite3.Error, UnicodeDecodeError) as err:

@@ -289,7 +289,7 @@ def shows(path: Path, manifest: Manifest) -> bool:
 def _looked(path: Path, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
     conn = connect_read_only(path)
     try:
-        if migrations.identity(conn) == (0, 0):
+        if migrations.is_empty(conn, path):
             return nothing
         conn.execute("BEGIN")
         return ask(conn)

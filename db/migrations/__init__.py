@@ -62,6 +62,11 @@ def pending(conn: sqlite3.Connection, path: Path) -> bool:
     return True
 
 
+def is_empty(conn: sqlite3.Connection, path: Path) -> bool:
+    """True when the file is made and not yet filled: a program is starting. Raises StoreError for somebody else's."""
+    return identity(conn)[0] != APPLICATION_ID and pending(conn, path) and identity(conn) == (0, 0)
+
+
 def too_new(path: Path, version: int) -> str:
     """That a newer version has written it, and what to do."""
     return (

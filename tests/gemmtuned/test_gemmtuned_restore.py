@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,21 @@ def test_an_empty_file_is_no_database_yet(home: Path, run: Run, command: str) ->
     done = run(command)
     assert (done.returncode, done.stderr) == (0, "")
     assert run("db", "check").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["status", "coverage", "untuned", "gains", "trials"])
+def test_another_programs_database_is_named_and_no_command_is_advised_that_it_refuses(
+    home: Path, run: Run, command: str
+) -> None:
+    (home / "tune.db").unlink()
+    with closing(sqlite3.connect(home / "tune.db")) as conn:
+        conn.execute("CREATE TABLE photos (name)")
+
+    done, doctor = run(command), run("doctor", "--quick")
+
+    assert done.returncode == doctor.returncode == 1
+    assert "a SQLite database of another program. Move it away" in done.stderr
+    assert "db publish" not in done.stdout + done.stderr + doctor.stdout
 
 
 def test_a_full_disk_is_in_the_daemons_log_with_advice_that_fits() -> None:
