@@ -32,6 +32,8 @@ class Caretaker:
         self._damage = ""
         self._begun = False
         self._size, self._examined_s = 0, float("-inf")
+        self._written: tuple[int, int] | None = None  # its size and time at the last look at its newest publication
+        self._generation = 0  # which that was
 
     def begin(self, now_s: float) -> None:
         """Say what lies there of earlier salvages, and begin to look at every page."""
@@ -61,12 +63,35 @@ class Caretaker:
         self._store.refuse_newer()
         found = self._store.lies_at() or (0, 0)
         before, self._file = self._file, found
+        older = self._is_older(same=before == found)
         if before in (None, found):
-            return False
+            if older:
+                logger.warning("an older copy was written over the database path=%s", self._store.path)
+                self._store.close()  # what is open holds pages of both, and none of them may be written
+                self._examined_s = float("-inf")
+            return older
         what = "deleted or replaced, another file lies there" if found != (0, 0) else "deleted"
         if before != (0, 0):
             logger.warning("the database was %s path=%s", what, self._store.path)
         return True
+
+    def _is_older(self, *, same: bool) -> bool:
+        """Whether the same file is behind what it was: `cp` writes over it, and its name and number stay.
+
+        Asked where the file was written since, on a connection of its own: one that was open knows its old pages.
+        """
+        from gemmtuned.db import queries
+
+        try:
+            facts = self._store.path.stat()
+            written = facts.st_size, facts.st_mtime_ns
+            if same and written == self._written:
+                return False
+            before, self._generation = self._generation, queries.generation(self._store.path)
+        except OSError:
+            return False
+        self._written = written
+        return same and self._generation < before
 
     def _mind_size(self, now_s: float) -> None:
         """Look at every page once a day, and at once when the file became shorter: it never does by itself."""

@@ -46,6 +46,11 @@ def older(home: Path) -> None:
     shutil.copyfile(home.parent / "backup.db", home / "tune.db")
 
 
+def written_over(home: Path) -> None:
+    """By `cp backup.db tune.db`: the file keeps its number, and a daemon has it open."""
+    shutil.copyfile(home.parent / "backup.db", home / "tune.db")
+
+
 def truncated(home: Path) -> None:
     with sqlite3.connect(home / "tune.db") as conn:
         conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -107,6 +112,7 @@ class State:
 STATES = {
     "deleted": State(remove),
     "older": State(older),
+    "written over": State(written_over),
     "truncated": State(truncated),
     "emptied": State(emptied),
     "garbage": State(garbage),
