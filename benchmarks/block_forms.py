@@ -11,7 +11,7 @@ from torch import Tensor
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.dtypes import torch_dtype
 from gemmtuned.kernels.kernel import Run
-from gemmtuned.kernels.scaled_by_torch import blocks_as_torch_takes, rows_as_torch_takes, scaled_mm
+from gemmtuned.kernels.scaled_by_torch import blocks_as_torch_takes, rows_as_torch_takes, scaled_mm_of_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Copied:
             if x.data_ptr() not in self.rows:
                 self.rows[x.data_ptr()] = rows_as_torch_takes(x, scale_x)
             rows, of_x = self.rows[x.data_ptr()]
-            return scaled_mm(rows, w.mT, of_x, of_w, bias, out, fast=fast)[: self.problem.m]
+            return scaled_mm_of_blocks(rows, w.mT, of_x, of_w, out, fast=fast)[: self.problem.m]
 
         return run
 

@@ -19,6 +19,7 @@ FLAGS: Final = {"BIAS": 1, "DETERMINISTIC": 2, "GRAPH": 4, "PACKED": 8, "SHUFFLE
 ACTS: Final = (
     "", *(f"{name}{gated}{weighted}" for name in ("silu", "gelu", "relu", "swiglu") for gated in ("", "_gated")
           for weighted in ("", "_weighted")),
+    *(f"{name}_gated_interleaved{weighted}" for name in ("silu", "gelu", "swiglu") for weighted in ("", "_weighted")),
 )  # fmt: skip
 PACKINGS: Final = ("", "16x16", "marlin", "humming", "opaque")  # opaque: known to an engine's operator alone
 OTHERS_FROM: Final = 128  # codes of other packages' families, in the order in which a process meets them

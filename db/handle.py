@@ -285,9 +285,8 @@ class Handle:
     def _say(self, report: Report) -> None:
         tell(
             log, logging.WARNING,
-            "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%d%s",
-            self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost_calls,
-            "" if report.ledger_whole else " more_lost=unknown",
+            "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%s",
+            self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost,
         )  # fmt: skip
 
 

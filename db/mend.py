@@ -54,6 +54,11 @@ class Report:
     lost_calls: int
     ledger_whole: bool
 
+    @property
+    def lost(self) -> str:
+        """For a log."""
+        return f"{self.lost_calls}{'' if self.ledger_whole else ' more_lost=unknown'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Leftover:

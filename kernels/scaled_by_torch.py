@@ -2,7 +2,8 @@
 
 With scales of 1x128 by 128x128 cuBLASLt takes multiples of four rows of X, and W's scales with room for a multiple of
 four along K.  For all else X and scales are copied to such sizes first; where torch has no such product at all, it is
-one of numbers of fp32.
+one of numbers of fp32.  torch._scaled_mm of torch 2.10 and later refuses scales with such room, or does not know them
+from scales without; torch.nn.functional.scaled_mm, which is as old, wants the room to be part of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gemmtuned.kernels.mixture import dequantised
 BLOCK: Final = 128  # of a block's scale, along N and K
 _MULTIPLE: Final = 4  # of rows of X, and of blocks of K
 _ALIGNED: Final = 4  # scales: 16 bytes
+_HAS_RECIPES: Final = hasattr(F, "scaled_mm")  # since 2.10
 _ROW_SCALES_ON_CPUS: Final = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)  # 2.11 has none
 
 
@@ -58,9 +60,23 @@ def block_product(
     """x [M, K] by w [N, K] with of_x [M, K/128] and of_w [N/128, K/128], sizes rounded up, of any strides."""
     if torch_takes(x, w, dtype, "1x128"):
         rows, of_rows = rows_as_torch_takes(x, of_x)
-        return scaled_mm(rows, w, of_rows, blocks_as_torch_takes(of_w), None, dtype, fast=fast)[: x.shape[0]]
+        return scaled_mm_of_blocks(rows, w, of_rows, blocks_as_torch_takes(of_w), dtype, fast=fast)[: x.shape[0]]
     spread = of_x.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
     return ((x.float() * spread) @ dequantised(w, of_w, "128x128", torch.float32).t()).to(dtype)
+
+
+def scaled_mm_of_blocks(
+    x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.dtype, *, fast: bool = False
+) -> Tensor:
+    """torch's product with scales as rows_as_torch_takes and blocks_as_torch_takes give them."""
+    if len(of_w) % _MULTIPLE == 0 or not _HAS_RECIPES:
+        return scaled_mm(x, w, of_x, of_w, None, dtype, fast=fast)
+    kind = F.ScalingType
+    with_room = of_w.as_strided((of_w.stride(1), of_w.shape[1]), of_w.stride())
+    return F.scaled_mm(
+        plain_rows(x), plain_rows(w).t(), of_x, kind.BlockWise1x128, with_room, kind.BlockWise128x128,
+        output_dtype=dtype, use_fast_accum=fast,
+    )  # fmt: skip
 
 
 def rows_as_torch_takes(x: Tensor, of_x: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +93,8 @@ def blocks_as_torch_takes(of_w: Tensor) -> Tensor:
     """The scales of W, [N/128, K/128], as [K/128, N/128]: a copy where they do not lie so."""
     across, blocks = of_w.shape
     room = blocks + -blocks % _MULTIPLE
-    if of_w.stride() != (room, 1) or of_w.storage_offset() % _ALIGNED:
+    held = of_w.untyped_storage().nbytes() // of_w.element_size() - of_w.storage_offset()
+    if of_w.stride() != (room, 1) or of_w.storage_offset() % _ALIGNED or held < across * room:
         wide = of_w.new_zeros(across, room)
         wide[:, :blocks] = of_w
         of_w = wide[:, :blocks]

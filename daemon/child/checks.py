@@ -121,8 +121,9 @@ class Infinite:
     """What infinite scales make of results.
 
     unclear: elements that may be Inf of either sign, or NaN, where the default's is one of them: a sum near 0 times
-    such a scale.  scaled: elements that may be NaN where the default's is Inf: the default multiplies a sum by such a
-    scale, and parts of the sum, or the operands themselves, multiplied by it are infinities of both signs.
+    such a scale.  scaled: elements that may be NaN where the default's is Inf, and Inf where it is NaN: one of the two
+    multiplies a sum by such a scale, and the other parts of the sum, or the operands themselves, which gives infinities
+    of both signs.
     """
 
     unclear: Tensor
@@ -145,7 +146,7 @@ def check_near(
     distance[(y == stock) | (y.isnan() & stock.isnan())] = 0
     if infinite is not None:
         distance[infinite.unclear & ~y.isfinite() & ~stock.isfinite()] = 0
-        distance[infinite.scaled & y.isnan() & stock.isinf()] = 0
+        distance[infinite.scaled & (y.isnan() & stock.isinf() | y.isinf() & stock.isnan())] = 0
     if unit is not None:
         distance /= unit
     bad = ~(distance <= apart)

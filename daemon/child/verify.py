@@ -182,7 +182,7 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
                 unclear = lines.to(stock.device).expand(stock.shape)
                 infinite = Infinite(unclear, unclear)
             elif finite is not None:
-                infinite = Infinite(finite.abs() <= case.apart, finite.isfinite() & stock.isinf())
+                infinite = Infinite(finite.abs() <= case.apart, finite.isfinite() & ~stock.isfinite())
             on = partial(check_same_closure, inputs, stock, case.apart, bound)
             yield partial(on, what=edit.what, unit=unit, infinite=infinite)
     for what, values in patterns(inputs["x"], seed=inputs.seed):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
@@ -307,8 +307,9 @@ class Native:
         return int(self._lib.gt_capture_begun(device))
 
     def op_captured(self, problem: Problem, outcome: str, place: str) -> None:
-        """A call that an op counts itself went into a graph capture: replays of the graph count for it."""
-        self._lib.gt_op_captured(ctypes.byref(pack(problem, graph=True, place=place)), OUTCOMES.index(outcome))
+        """A call that an op counts itself went into a graph: its replays count, where the key has room for the problem."""
+        with suppress(ProblemError):
+            self._lib.gt_op_captured(ctypes.byref(pack(problem, graph=True, place=place)), OUTCOMES.index(outcome))
 
     def op_begins(self, routed: str) -> int | None:
         """A call of an op that counts itself begins in this thread: GEMMs that it runs under aten are not counted.

@@ -167,7 +167,7 @@ class Family:
         return inputs.having(**tensors).activations
 
     def sample(self, problem: Problem, *, seed: int, device: torch.device) -> Sample:
-        """All rows up to 64 of them, all columns up to SAMPLED_WEIGHTS; beyond that first, last and random ones."""
+        """All rows up to 64 of them, all columns up to SAMPLED_WEIGHTS; beyond that some, the middle among them."""
         random = torch.Generator().manual_seed(seed)
         width = max(SAMPLED_WEIGHTS // (problem.k * problem.batch), 16)
         rows = _some(problem.m, SAMPLED_ROWS, random)
@@ -214,9 +214,11 @@ def shape_activations(x: Tensor, kind: str, random: torch.Generator) -> None:
 
 
 def _some(size: int, limit: int, random: torch.Generator) -> Tensor:
-    """Sorted indices: all, or `limit` of them with the first and last eighth of the limit among them."""
+    """Sorted indices: all, or `limit` of them, an eighth from either end and the middle, where a row may be huge."""
     if size <= limit:
         return torch.arange(size)
     edge = limit // 8
     inner = edge + torch.randperm(size - 2 * edge, generator=random)[: limit - 2 * edge]
+    if not bool((inner == size // 2).any()):
+        inner[0] = size // 2
     return torch.cat([torch.arange(edge), inner.sort().values, torch.arange(size - edge, size)])

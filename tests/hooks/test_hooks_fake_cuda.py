@@ -378,6 +378,7 @@ def test_products_inside_an_op_that_counts_itself_are_torchs_and_not_counted(run
 def test_a_replay_counts_for_the_ops_that_count_themselves(run: Any) -> None:
     said = run(
         f"""
+    import dataclasses
     mixture = Problem.parse({MIXTURE!r})
     begin()
     cuda.fake_capture(0x5000, 7, 1, 0x100007)
@@ -385,6 +386,7 @@ def test_a_replay_counts_for_the_ops_that_count_themselves(run: Any) -> None:
     for outcome in ("exact", "exact", "miss"):
         hook.op_captured(mixture, outcome, "cuda:0")
     cuda.fake_capture(0x5000, 0, 0, 0)
+    hook.op_captured(dataclasses.replace(mixture, act="tanh_gated"), "exact", "cuda:0")  # has no place in the key
     hook.op_captured(mixture, "exact", "cuda:0")  # no capture: nothing is replayed
     said = [list(hook.drain())]
     hook.graph_replayed(number, 3)

@@ -79,6 +79,12 @@ def fast(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
     return total * sx[:, :1] * sw[:1]
 
 
+def by_block(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+    """Sums of 128 of K, each multiplied with its scales."""
+    blocks = [slice(first, first + 128) for first in range(0, x.shape[1], 128)]
+    return torch.stack([x[:, b] @ w[b] * sx[:, b][:, :1] * sw[b][:1] for b in blocks]).sum(0)
+
+
 def judge(p: Problem, wrong: StatelessKernel, default: StatelessKernel | None = None) -> str:
     with as_called(p):
         found = verify(p, {Candidate("x"): wrong}, default or kernel(p), device=CPU)[Candidate("x")]
@@ -96,6 +102,17 @@ def test_the_reference_is_of_the_values_times_their_scales(p: Problem) -> None:
         expected = (x * sx) @ (w * sw) + (0 if bias is None else bias.double())
         assert torch.allclose(family.reference(p, inputs, sample), expected, rtol=1e-12, atol=1e-12), kind
         assert expected.isfinite().all(), kind
+
+
+@pytest.mark.parametrize("m", [1, 64, 65, 200, 4096])
+def test_the_row_that_is_huge_is_among_those_that_are_sampled(m: int) -> None:
+    """Else small rows say how far apart results may be, and a right kernel that rounds it otherwise is refused."""
+    p = replace(ROW, m=m)
+    family = family_of(p)
+    for seed in range(20):
+        of_x = family.make(p, kind="huge_row", seed=seed, device=CPU)["scale_x"]
+        rows = family.sample(p, seed=seed, device=CPU).rows
+        assert int(of_x.argmax()) in rows and rows.numel() == rows.unique().numel() == min(m, 64)
 
 
 @pytest.mark.parametrize("p", KINDS, ids=str)
@@ -171,6 +188,10 @@ def test_copies_that_torch_takes_of_blocks_are_as_cublaslt_reads_them(m: int, k:
     assert torch.equal(sx[:m], of_x) and torch.equal(sw, of_w)
     assert (rows.data_ptr() == x.data_ptr()) == (m % 4 == 0) and (sw.data_ptr() == of_w.data_ptr()) == (depth % 4 == 0)
     assert blocks_as_torch_takes(of_w.new_zeros(3 * depth + 1)[1:].view(3, depth)).data_ptr() % 16 == 0
+    room = -(-depth // 4) * 4
+    cut = of_w.new_ones(2 * room + depth).as_strided((3, depth), (room, 1))  # nothing lies behind its last row
+    taken = blocks_as_torch_takes(cut)
+    assert taken.as_strided((room, 3), (1, room)).shape == (room, 3) and torch.equal(taken, cut.mT)
     y = block_product(x, w.mT, of_x, of_w.mT, torch.float32)
     wide = block_product(rows, w.mT, sx, sw.mT, torch.float32)[:m]
     assert torch.allclose(y, wide, rtol=1e-4, atol=1e-4) and y.abs().max() > 0
@@ -239,6 +260,16 @@ def test_an_infinite_scale_may_meet_parts_of_a_sum_of_both_signs() -> None:
     assert judge(many, kernel(many, halves), kernel(many, fast)) == "ok: "
     finite = kernel(many, lambda x, w, sx, sw: x @ w * torch.where(sx.isinf(), 1.0, sx)[:, :1] * sw[:1])
     assert judge(many, finite, kernel(many, fast)).startswith("wrong: ")
+
+
+@pytest.mark.long
+def test_an_infinite_scale_may_meet_the_operands_of_torchs_own() -> None:
+    """Where torch has no such product the default dequantises, and has NaN where a kernel that scales sums has Inf."""
+    p = replace(BLOCK, m=17, k=640)
+    before, after = kernel(p, lambda x, w, sx, sw: (x * sx) @ (w * sw)), kernel(p, by_block)
+    assert judge(p, after, before) == judge(p, before, after) == "ok: "
+    finite = kernel(p, lambda x, w, sx, sw: (x * torch.where(sx.isinf(), 1.0, sx)) @ (w * sw))
+    assert judge(p, finite, before).startswith("wrong: ")
 
 
 def test_whole_numbers_have_one_right_result_bit_for_bit() -> None:

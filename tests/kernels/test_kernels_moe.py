@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gemmtuned.configs import key
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.configs.tunable import can_tune
+from gemmtuned.configs.tunable import MOE_ACTS, can_tune
 from gemmtuned.daemon.child.checks import case_of
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels import mixture
@@ -34,6 +35,12 @@ GROUPED = Candidate("moe_grouped")
 
 def moe(text: str = "fp32:3x64x64", act: str = "silu_gated", experts: int = 6, threads: int = 2) -> Problem:
     return Problem.parse(f"moe:{text},threads={threads},experts={experts},topk=2,inter=40,act={act}")
+
+
+@pytest.mark.parametrize("act", MOE_ACTS)
+def test_each_activation_has_a_place_in_the_key(act: str) -> None:
+    """A graph whose mixture has none cannot be counted; before 2026-11-27 its capture failed."""
+    assert key.problem_of(key.values_of(moe(act=act))) == moe(act=act)
 
 
 @pytest.mark.parametrize("act", ["silu_gated", "gelu_weighted", "swiglu_gated_interleaved"])
