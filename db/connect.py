@@ -14,7 +14,7 @@ import logging
 import os
 import sqlite3
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -103,14 +103,13 @@ class Connection:
 
         def once() -> None:
             conn = self._handle.ready()
-            self._handle.acquire()
-            try:
-                conn.execute("PRAGMA temp_store = FILE")  # the copy may be larger than memory
-                conn.execute("VACUUM")
-                conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            finally:
-                conn.execute("PRAGMA temp_store = MEMORY")
-                self.lock.release()
+            with _under_lock(self._handle):
+                try:
+                    conn.execute("PRAGMA temp_store = FILE")  # the copy may be larger than memory
+                    conn.execute("VACUUM")
+                    conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                finally:
+                    conn.execute("PRAGMA temp_store = MEMORY")
 
         self._guarded(once)
 
@@ -119,12 +118,9 @@ class Connection:
 
         def once() -> None:
             conn = self._handle.ready()
-            self._handle.acquire()
-            try:
+            with _under_lock(self._handle):
                 failpoints.point("store.checkpoint")
                 conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            finally:
-                self.lock.release()
 
         self._guarded(once)
 
@@ -146,6 +142,12 @@ class Connection:
         with self._thread:
             self._handle.drop()
             self.lock.close()
+
+    def put_down(self) -> None:
+        """As close, for what must not stay open: raises StoreBusy, and does nothing, where the lock cannot be had."""
+        _mind_forks()
+        with self._thread, _under_lock(self._handle):
+            self._handle.drop(locked=True)
 
     def mend(self, reason: str, of: tuple[int, int] | None = None) -> None:
         """Build the file anew from what can be read, put that in its place, and say so when it begins and ends.
@@ -284,6 +286,15 @@ class Connection:
             tell(log, logging.WARNING, "written, and trouble after it path=%s reason=%s", self.path, err)
             with contextlib.suppress(sqlite3.Error, OSError):
                 self._handle.drop(locked=True)  # opened anew at the next use
+
+
+@contextlib.contextmanager
+def _under_lock(handle: Handle) -> Iterator[None]:
+    handle.acquire()
+    try:
+        yield
+    finally:
+        handle.lock.release()
 
 
 def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:

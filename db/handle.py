@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.real import sleep
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.descriptors import Descriptors
@@ -114,12 +115,11 @@ class Handle:
         """Make the schema of a new file, or bring an older one up to date."""
         if self._upgrade and migrations.identity(conn)[1]:
             migrations.load()  # takes longer than most upgrades: others are not to wait for it
+        _keep_log(self, conn, locked=locked)
         if not locked:
             self.acquire()
         try:
             pending = migrations.pending(conn, self.path)
-            if journal_mode(conn) != "wal":
-                conn.execute("PRAGMA journal_mode = WAL").fetchall()
             if self._descriptors is not None:
                 self._descriptors.find()
             if pending:
@@ -288,6 +288,26 @@ class Handle:
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%s",
             self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost,
         )  # fmt: skip
+
+
+def _keep_log(handle: Handle, conn: sqlite3.Connection, *, locked: bool) -> None:
+    """Have a log beside the file. Those who have it open are waited for without the lock: they close it under that."""
+    until_s = clock.monotonic() + handle.timeout_s
+    while journal_mode(conn) != "wal":
+        if not locked:
+            handle.acquire()
+        try:
+            conn.execute(f"PRAGMA busy_timeout = {handle.timeout_s * 1000 if locked else 20:.0f}")
+            conn.execute("PRAGMA journal_mode = WAL").fetchall()
+            return
+        except sqlite3.OperationalError as err:
+            if locked or faults.kind(err) != "busy" or clock.monotonic() > until_s:
+                raise
+        finally:
+            conn.execute(f"PRAGMA busy_timeout = {handle.timeout_s * 1000:.0f}")
+            if not locked:
+                handle.lock.release()
+        sleep(0.02)
 
 
 def _has_room(folder: Path) -> bool:

@@ -69,6 +69,10 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
         """Close the file; a later call opens it again."""
         self._db.close()
 
+    def put_down(self) -> None:
+        """As close, which leaves it open where the lock cannot be had; this raises StoreBusy then."""
+        self._db.put_down()
+
     def checkpoint(self) -> None:
         """Bring the log into the database; for a daemon with nothing else to do."""
         self._db.checkpoint()

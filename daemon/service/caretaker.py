@@ -34,6 +34,7 @@ class Caretaker:
         self._size, self._examined_s = 0, float("-inf")
         self._written: tuple[int, int] | None = None  # its size and time at the last look at its newest publication
         self._generation = 0  # which that was
+        self._is_behind = False  # what is open holds pages of two files
 
     def begin(self, now_s: float) -> None:
         """Say what lies there of earlier salvages, and begin to look at every page."""
@@ -55,6 +56,8 @@ class Caretaker:
 
         Raises StoreError when it cannot be mended now, and while it is a newer version's: the next look tries again.
         """
+        if self._is_put_down():
+            return True
         self._take_result()
         self._mind_size(now_s)
         if self._damage:
@@ -63,16 +66,22 @@ class Caretaker:
         self._store.refuse_newer()
         found = self._store.lies_at() or (0, 0)
         before, self._file = self._file, found
-        older = self._is_older(same=before == found)
+        if self._is_older(same=before == found):
+            logger.warning("an older copy was written over the database path=%s", self._store.path)
+            self._is_behind = True
         if before in (None, found):
-            if older:
-                logger.warning("an older copy was written over the database path=%s", self._store.path)
-                self._store.close()  # what is open holds pages of both, and none of them may be written
-                self._examined_s = float("-inf")
-            return older
+            return self._is_put_down()
         what = "deleted or replaced, another file lies there" if found != (0, 0) else "deleted"
         if before != (0, 0):
             logger.warning("the database was %s path=%s", what, self._store.path)
+        return True
+
+    def _is_put_down(self) -> bool:
+        """Whether what is open held pages of two files: none of them may be written, and its locks keep others out."""
+        if not self._is_behind:
+            return False
+        self._store.put_down()
+        self._is_behind, self._examined_s = False, float("-inf")
         return True
 
     def _is_older(self, *, same: bool) -> bool:

@@ -307,7 +307,7 @@ class Native:
         return int(self._lib.gt_capture_begun(device))
 
     def op_captured(self, problem: Problem, outcome: str, place: str) -> None:
-        """A call that an op counts itself went into a graph: its replays count, where the key has room for the problem."""
+        """A call that an op counts itself went into a graph: its replays count, if the key has room for it."""
         with suppress(ProblemError):
             self._lib.gt_op_captured(ctypes.byref(pack(problem, graph=True, place=place)), OUTCOMES.index(outcome))
 
