@@ -9,6 +9,7 @@ import ctypes
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ OFF: Final = 0
 CAPTURE: Final = 1
 DISPATCH: Final = 2
 INVARIANT: Final = 4
+_REASON_BYTES: Final = 500
 
 SIGNATURES: Final = (
     ("gt_fields", ctypes.c_char_p),
@@ -188,9 +190,8 @@ class Native:
         index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.family_code), whose calls
         are routed as well.  Raises NativeError for one with another schema; "" is any.
         """
-        error = ctypes.create_string_buffer(500)
-        where = (ctypes.c_int8 * 7)(*arguments)
-        done = self._lib.gt_stand_before(name.encode(), schema.encode(), where, form, family, error, len(error))
+        error = ctypes.create_string_buffer(_REASON_BYTES)
+        done = self._lib.gt_stand_before(*_as_c(name, schema, tuple(arguments)), form, family, error, _REASON_BYTES)
         if done < 0:
             raise NativeError(error.value.decode(errors="replace"))
         return [f"{key} {name}" for bit, key in ((1, "CPU"), (2, "CUDA")) if done & bit]
@@ -363,3 +364,8 @@ class Native:
     def padded_m(self, m: int, n: int, covers: str) -> int:
         """The C++ twin of configs.padding.padded_m."""
         return int(self._lib.gt_padded_m(m, n, COVERS.index(covers)))
+
+
+@lru_cache(1024)  # asked for each of them every second
+def _as_c(name: str, schema: str, arguments: tuple[int, ...]) -> tuple[bytes, bytes, Any]:
+    return name.encode(), schema.encode(), (ctypes.c_int8 * len(arguments))(*arguments)
