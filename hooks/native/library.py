@@ -132,7 +132,7 @@ class Native:
         self._lib, self._path = lib, path
         self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
         self._watch: Watch | None = None
-        self._records = (Record * 1024)()
+        self._records = (Record * 128)()  # 20 KiB, in every process
 
     def install(self) -> None:
         """Put our operators in front of torch's own, for the life of the process; a second time does nothing.
