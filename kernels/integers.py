@@ -29,8 +29,8 @@ def int_product(x: Tensor, w: Tensor) -> Tensor:
 def scaled_int_product(
     x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """(x * scale_x) @ (w * scale_w).T + bias in dtype, of x [M, K] and w [N, K]; scales of fp32: one, or one a row."""
-    sums = int_product(x, w) * scale_w.reshape(1, -1) * scale_x.reshape(-1, 1)
+    """(x * scale_x) @ (w * scale_w).T + bias in dtype, of x [M, K] and w [N, K]; scales: one, or one a row."""
+    sums = int_product(x, w) * scale_w.reshape(1, -1).float() * scale_x.reshape(-1, 1).float()
     return (sums if bias is None else sums + bias).to(dtype)
 
 
@@ -38,10 +38,10 @@ def scaled_int_product_into(
     out: Tensor, x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None
 ) -> Tensor:
     """The same, bit for bit, into `out` of its dtype: two passes over the sums, or three.  It has no gradient."""
-    sums = int_product(x, w) * scale_w.reshape(1, -1)  # each becomes fp32 where it is read
+    sums = int_product(x, w) * scale_w.reshape(1, -1).float()  # each becomes fp32 where it is read
     if bias is None:
-        return torch.mul(sums, scale_x.reshape(-1, 1), out=out)
-    return torch.add(sums.mul_(scale_x.reshape(-1, 1)), bias, out=out)
+        return torch.mul(sums, scale_x.reshape(-1, 1).float(), out=out)
+    return torch.add(sums.mul_(scale_x.reshape(-1, 1).float()), bias, out=out)
 
 
 def plain_rows(t: Tensor) -> Tensor:

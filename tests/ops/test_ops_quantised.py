@@ -82,6 +82,16 @@ def test_sums_of_integers_are_scaled_alike_in_two_passes_and_in_one(dtype: torch
     assert torch.equal(y, expected) and torch.equal(scaled_int_product(x, w, of_x, of_w, bias, dtype), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sums_that_scales_of_16_bits_do_not_hold_are_scaled_in_fp32(dtype: torch.dtype) -> None:
+    """Called by whoever looks for the operator itself: 2^26 is beyond fp16."""
+    x, w = (torch.full((n, 4096), 127, dtype=torch.int8) for n in (3, 8))
+    of_x, of_w = (torch.full(shape, 2.0**-9, dtype=dtype) for shape in ((3, 1), (1, 8)))
+    y, expected = torch.empty(3, 8), torch.full((3, 8), 4096 * 127**2 * 2.0**-18)
+    torch.ops.gemmtuned.int8_scaled_mm(y, x, w.t(), of_x, of_w, None)
+    assert torch.equal(y, expected) and torch.equal(scaled_int_product(x, w, of_x, of_w, None, y.dtype), expected)
+
+
 def test_a_compiler_sees_the_product_of_integers_where_no_kernel_of_ours_is_to_serve_it() -> None:
     seen: list[str] = []
 
