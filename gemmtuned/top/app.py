@@ -14,13 +14,11 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.reports.render import percent
 from gemmtuned.top import picture
 from gemmtuned.top.picture import Line, Picture
 
 TICK_S: Final = 0.5
 _TONES: Final = {"good": "bold green", "still": "bold yellow", "bad": "bold red"}
-_PARTS: Final = (("faster", "green"), ("torch is best", "blue"), ("no verdict", "yellow"))
 _TITLES: Final = {
     "devices": ("Devices", picture.DEVICES),
     "programs": ("Programs", picture.PROGRAMS),
@@ -62,7 +60,7 @@ class Top(App[None]):
     def compose(self) -> ComposeResult:
         yield Static("asking the daemon", id="first")
         yield Static("", id="second")
-        yield Static("", id="shares")
+        yield Shares(id="shares")
         for name, (title, _) in _TITLES.items():
             yield Static(title, classes="title")
             yield DataTable(id=name, cursor_type="row", zebra_stripes=False)
@@ -101,7 +99,7 @@ class Top(App[None]):
         if before is None or before.second != seen.second:
             self.query_one("#second", Static).update(Text(seen.second))
         if before is None or before.shares != seen.shares:
-            self.query_one("#shares", Static).update(_shares(seen.shares))
+            self.query_one("#shares", Shares).show(seen.shares)
         for name in ("advice", "notes"):
             if before is None or getattr(before, name) != getattr(seen, name):
                 static = self.query_one(f"#{name}", Static)
@@ -185,15 +183,32 @@ class Message(ModalScreen[bool]):
         self.dismiss(yes and self._asks)
 
 
-def _shares(shares: tuple[float, float, float] | None) -> Text:
-    if shares is None:
-        return Text("")
-    text = Text("GEMM time of the last 24 h: ")
-    for wide, (_, colour) in zip(picture.bar(shares), _PARTS, strict=True):
-        text.append("█" * wide, colour)
-    for share, (name, colour) in zip(shares, _PARTS, strict=True):
-        text.append("  ").append(percent(share), f"bold {colour}").append(f" {name}")
-    return text
+class Shares(Static):
+    """Shares of GEMM time, in one line of any width: see picture.share_line."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__("", id=id)
+        self._of: tuple[float, float, float] | None = None
+
+    def show(self, shares: tuple[float, float, float] | None) -> None:
+        """Show these from now on."""
+        self._of = shares
+        self._draw()
+
+    def on_resize(self) -> None:
+        """The bar takes what the words leave of the new width."""
+        self._draw()
+
+    def _draw(self) -> None:
+        text = Text()
+        if self._of is not None and self.content_size.width:
+            head, bar, named = picture.share_line(self._of, self.content_size.width)
+            text.append(head)
+            for wide, (_, colour) in zip(bar, picture.PARTS, strict=True):
+                text.append("█" * wide, colour)
+            for share, (name, colour) in zip(named, picture.PARTS, strict=True):
+                text.append("  ").append(share, f"bold {colour}").append(f" {name}")
+        self.update(text)
 
 
 def _fill(table: DataTable[Any], before: Sequence[Line], lines: Sequence[Line], heads: Sequence[str]) -> None:

@@ -14,7 +14,9 @@ from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.device.advice import RESTS, advice
 from gemmtuned.reports.render import age, clean, count, factor, percent, several
 
-BAR: Final = 30  # characters
+BAR: Final = 30  # characters, where there is room
+_SHORTEST_BAR: Final = 5
+PARTS: Final = (("faster", "green"), ("torch is best", "blue"), ("no verdict", "yellow"))
 DEVICES: Final = ("device", "state", "what and why", "others use", "who uses it (pid)")
 PROGRAMS: Final = ("program", "pid", "calls/s", "calls", "table", "state", "note")
 VERDICTS: Final = ("published", "problem", "runs", "gain", "generation")
@@ -83,11 +85,27 @@ def of(said: Mapping[str, Any], *, switched_off: str = "") -> Picture:
     )
 
 
-def bar(shares: tuple[float, float, float]) -> tuple[int, int, int]:
-    """Characters of BAR for each share; what is there at all has one at least."""
-    wide = [max(round(share * BAR), 1) if share > 0 else 0 for share in shares]
-    wide[wide.index(max(wide))] += BAR - sum(wide)
+def bar(shares: tuple[float, float, float], long: int = BAR) -> tuple[int, int, int]:
+    """Characters of `long` for each share; what is there at all has one at least."""
+    wide = [max(round(share * long), 1) if share > 0 else 0 for share in shares]
+    wide[wide.index(max(wide))] += long - sum(wide)
     return wide[0], wide[1], wide[2]
+
+
+def share_line(
+    shares: tuple[float, float, float], width: int
+) -> tuple[str, tuple[int, int, int], tuple[str, str, str]]:
+    """(head, the bar's parts, the shares as text) of one line of at most `width` characters, from 62 on.
+
+    The bar is shorter on a narrow screen, then the head; the figures are never cut.
+    """
+    named = (percent(shares[0]), percent(shares[1]), percent(shares[2]))
+    words = sum(len(f"  {share} {name}") for share, (name, _) in zip(named, PARTS, strict=True))
+    for head in ("GEMM time of the last 24 h: ", "GEMM time, 24 h: ", "24 h: "):
+        left = width - words - len(head)
+        if left >= _SHORTEST_BAR:
+            return head, bar(shares, min(left, BAR)), named
+    return head, (0, 0, 0), named
 
 
 def _first(notice: Mapping[str, Any], now_s: float) -> str:

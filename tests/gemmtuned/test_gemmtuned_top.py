@@ -28,6 +28,7 @@ from gemmtuned.top import actions, picture
 
 DATA = Path(__file__).parents[1] / "data" / "top"
 SIZE = (140, 32)
+WIDTHS = (80, 110, 140)
 SERVE = "bf16:1x6144x1024,threads=2"
 TUNING = {
     "id": "cpu", "name": "cpu", "device": "cpu-amd", "state": "tuning", "reason": "", "others": 0.03, "clear_s": 12.0,
@@ -107,6 +108,7 @@ def on_screen(
     look: Callable[[], picture.Picture],
     run: Callable[..., tuple[bool, str]] = lambda *words: (True, "done"),
     press: tuple[str, ...] = (),
+    width: int = SIZE[0],
 ) -> str:
     """The SVG after these keys."""
     pytest.importorskip("textual")
@@ -114,7 +116,7 @@ def on_screen(
 
     async def show() -> str:
         app = Top(look, run, tick_s=0.05)
-        async with app.run_test(size=SIZE, notifications=True) as pilot:
+        async with app.run_test(size=(width, SIZE[1]), notifications=True) as pilot:
             for _ in range(100):
                 await pilot.pause(0.02)
                 if app._picture is not None:
@@ -128,14 +130,13 @@ def on_screen(
     return asyncio.run(show())
 
 
-def lines(svg: str) -> str:
+def lines(svg: str, width: int = SIZE[0]) -> str:
     """The text of the screen, as its lines."""
     found: dict[int, dict[float, str]] = {}
     for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"):
         at = re.search(r"line-(\d+)", node.get("clip-path", ""))
         if at:
             found.setdefault(int(at[1]), {})[float(node.get("x", 0))] = html.unescape("".join(node.itertext()))
-    width = SIZE[0]
     shown = []
     for number in range(max(found) + 1):
         line = [" "] * width
@@ -146,9 +147,41 @@ def lines(svg: str) -> str:
     return "\n".join(shown).rstrip() + "\n"
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("state", STATES)
-def test_a_state_stands_on_the_screen_as_it_did(state: str) -> None:
-    assert lines(on_screen(STATES[state])) == (DATA / f"{state}.txt").read_text()
+def test_a_state_stands_on_the_screen_as_it_did(state: str, width: int) -> None:
+    screen = lines(on_screen(STATES[state], width=width), width)
+
+    assert screen == (DATA / f"{state}-{width}.txt").read_text()
+
+
+@pytest.mark.parametrize("width", range(62, 141, 6))
+@pytest.mark.parametrize("shares", [(0.81, 0.12, 0.07), (1.0, 0.0, 0.0), (0.34, 0.33, 0.33), (0.001, 0.0, 0.999)])
+def test_the_shares_are_one_line(shares: tuple[float, float, float], width: int) -> None:
+    head, bar, named = picture.share_line(shares, width)
+    long = len(head) + sum(bar) + sum(len(f"  {a} {b}") for a, (b, _) in zip(named, picture.PARTS, strict=True))
+
+    assert long <= width
+    assert sum(bar) == 0 or all((cells > 0) == (share > 0) for cells, share in zip(bar, shares, strict=True))
+    assert sum(bar) > 0 or width < 67
+    assert "GEMM time" in head or width < 78
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_line_of_shares_follows_the_window(width: int) -> None:
+    """A window that is made narrower, then wider again."""
+    pytest.importorskip("textual")
+    from gemmtuned.top.app import Top
+
+    async def show() -> str:
+        app = Top(STATES["tuning"], lambda *words: (True, ""), tick_s=0.05)
+        async with app.run_test(size=(70, SIZE[1])) as pilot:
+            await pilot.pause(0.2)
+            await pilot.resize_terminal(width, SIZE[1])
+            await pilot.pause(0.2)
+            return app.export_screenshot()
+
+    assert lines(asyncio.run(show()), width) == (DATA / f"tuning-{width}.txt").read_text()
 
 
 def pressed(*keys: str, state: str = "tuning", done: bool = True, said: str = "done") -> tuple[list[Any], str]:
@@ -239,9 +272,8 @@ def test_who_uses_a_device_is_named_as_far_as_there_is_room(number: int, shown: 
     assert cell.endswith(shown) and len(cell) <= 70 and "..." not in cell
 
 
-def test_on_a_narrow_screen_advice_goes_on_between_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "SIZE", (50, 40))
-    screen = lines(on_screen(STATES["held"]))
+def test_on_a_narrow_screen_advice_goes_on_between_two_words() -> None:
+    screen = lines(on_screen(STATES["held"], width=50), 50)
     assert "cpu: end or kill -STOP them, or gemmtuned tune;" in screen and " it starts once they rest" in screen
 
 
@@ -285,5 +317,7 @@ def test_textual_is_in_no_program_and_in_no_daemon() -> None:
 if __name__ == "__main__":
     DATA.mkdir(parents=True, exist_ok=True)
     for name, look in STATES.items():
-        (DATA / f"{name}.txt").write_text(lines(on_screen(look)))
-        print((DATA / f"{name}.txt").read_text())
+        for columns in WIDTHS:
+            written = DATA / f"{name}-{columns}.txt"
+            written.write_text(lines(on_screen(look, width=columns), columns))
+            print(written.read_text())
