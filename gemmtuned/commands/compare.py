@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ import typer
 
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import Json, number, settings, whole_number
+from gemmtuned.commands.others import Others
 from gemmtuned.commands.run import program
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.numbers import decimal
@@ -156,7 +156,7 @@ def _run(
     """
     env = child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="1", GEMMTUNED_DB=f"{counts}/tune.db", **_SWITCHES[arm])
     with tempfile.TemporaryFile() as out:
-        others = _Others()
+        others = Others()
         start = time.perf_counter()
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env)
         try:
@@ -183,26 +183,6 @@ def _run(
     if value <= 0:
         raise _ProgramFailed(f"{argv[0]} ({arm}): figure is {value:g}, expected a number above 0")
     return value, share
-
-
-class _Others:
-    """How much of the machine's CPU others use, from now on."""
-
-    def __init__(self) -> None:
-        self._at_s, self._before_s = time.monotonic(), self._used_s()
-
-    def share(self) -> float:
-        """0 to 1; our own children's, which have ended, is left out."""
-        span_s = max(time.monotonic() - self._at_s, 1e-3) * (os.cpu_count() or 1)
-        return min(max(self._used_s() - self._before_s, 0.0) / span_s, 1.0)
-
-    @staticmethod
-    def _used_s() -> float:
-        import psutil
-
-        every, own = psutil.cpu_times(), os.times()
-        busy_s = every.user + every.nice + every.system
-        return float(busy_s - own.user - own.system - own.children_user - own.children_system)
 
 
 def _tail(out: IO[bytes]) -> str:

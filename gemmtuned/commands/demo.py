@@ -7,14 +7,17 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import settings
+from gemmtuned.commands.others import Others
 from gemmtuned.configs.errors import TryLater
-from gemmtuned.reports.render import complain, terminal
+from gemmtuned.reports.render import complain, several, terminal
+
+CROWDED: Final = 0.1  # of the CPUs: others that use more can be why nothing is found
 
 
 def demo(
@@ -37,6 +40,7 @@ def demo(
     crowd = _load()
     if crowd:
         complain(f"other programs use this machine ({crowd}): times say little then, and nothing may be found")
+    others = Others()
     try:
         result = run(folder, say=_say)
     except BaseException:
@@ -45,9 +49,12 @@ def demo(
     _say("")
     if not result.verdicts:
         _forget(folder, home)
-        why = f"other programs used this machine ({crowd})" if crowd else "it is slow, or others use it now and then"
-        _say(f"No shape had a verdict when the time was over: {why}.")
-        _say("Run it again when it rests; gemmtuned doctor says whether all else is in order.")
+        share = others.share()
+        _say(f"No shape had a verdict when the time was over: other programs used {_of_cpus(share)} meanwhile.")
+        if share > CROWDED:
+            _say("Run it again when they rest; gemmtuned doctor says whether all else is in order.")
+        else:
+            _say("This machine is slow, then, or something is not in order: gemmtuned doctor says what.")
         raise typer.Exit(TryLater.exit_code)
     median, low, _ = result.gain(result.after)
     if low > 1.0:
@@ -62,7 +69,9 @@ def demo(
     _say("")
     _say("Your own program:  GEMMTUNED=1 python serve.py      and beside it:  gemmtuned daemon")
     if low <= 1.0:
-        complain("others may use this machine: run it again when it is quiet")
+        share = others.share()
+        when = "run it again when they rest" if share > CROWDED else "they were not in the way"
+        complain(f"other programs used {_of_cpus(share)} meanwhile: {when}")
 
 
 def _forget(folder: Path, home: Path | None) -> None:
@@ -78,6 +87,12 @@ def _load() -> str:
     except OSError:
         return ""
     return f"load {load:.1f} on {cpus} CPUs" if load > cpus else ""
+
+
+def _of_cpus(share: float) -> str:
+    """`1.1 of 2 CPUs`."""
+    cpus = os.cpu_count() or 1
+    return f"{share * cpus:.1f} of {several(cpus, 'CPU')}"
 
 
 def _say(line: str) -> None:

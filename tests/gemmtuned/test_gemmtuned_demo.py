@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from gemmtuned.cli import COMMANDS, MEANT, build
+from gemmtuned.commands.others import Others
 from gemmtuned.demo import loop
 
 
@@ -39,8 +41,9 @@ def test_rounds_end_in_time_and_become_shorter_where_others_slow_them(monkeypatc
     assert figures["plain"] == pytest.approx([160.0] * loop.LEAST_ROUNDS)
 
 
+@pytest.mark.parametrize(("share", "why"), [(0.55, "when they rest"), (0.0, "This machine is slow, then")])
 def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    share: float, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[Path] = []
 
@@ -52,9 +55,13 @@ def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
     monkeypatch.setattr("gemmtuned.commands.demo.build_before", lambda *args: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("os.getloadavg", lambda: (1e6, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(Others, "share", lambda self: share)
     done = CliRunner().invoke(build(), ["demo"])
     assert done.exit_code == 75 and "load 1000000.0 on" in done.output
-    assert "No shape had a verdict when the time was over" in done.output and "Look at what" not in done.output
+    said = " ".join(done.output.split())
+    assert f"No shape had a verdict when the time was over: other programs used {2 * share:.1f} of 2 CPUs" in said
+    assert why in said and "Look at what" not in said
     assert len(folders) == 1 and not folders[0].exists()
 
 
@@ -75,6 +82,21 @@ def test_a_demo_ends_with_the_gain_and_where_to_look(
     assert ("1.50x in 58 s, in processes that were never restarted." in lines) == (low > 1)
     assert any(line.startswith("No clear gain here (1.50x") for line in lines) == (low < 1)
     assert f"    GEMMTUNED_HOME={tmp_path / 'new'} gemmtuned coverage" in lines, "whole, to be copied"
+
+
+def test_what_we_and_our_children_use_is_not_what_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 14 s on two CPUs in 10 s of time, 1 s was ours and 5 s those of children that have ended: 8 of 20."""
+    every = [SimpleNamespace(user=100.0, nice=5.0, system=20.0), SimpleNamespace(user=106.0, nice=10.0, system=23.0)]
+    own = [
+        SimpleNamespace(user=1.0, system=0.5, children_user=10.0, children_system=1.0),
+        SimpleNamespace(user=1.5, system=1.0, children_user=14.0, children_system=2.0),
+    ]
+    now = [50.0, 60.0]
+    monkeypatch.setattr("psutil.cpu_times", lambda: every.pop(0))
+    monkeypatch.setattr("gemmtuned.commands.others.os", SimpleNamespace(times=lambda: own.pop(0), cpu_count=lambda: 2))
+    monkeypatch.setattr("gemmtuned.commands.others.time", SimpleNamespace(monotonic=lambda: now.pop(0)))
+
+    assert Others().share() == pytest.approx(0.4)
 
 
 class Running(Program):
