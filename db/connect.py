@@ -307,7 +307,7 @@ def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:
 def _locks_of(path: Path, locks: Path) -> Path:
     """Where the lock of the database at path lies: one for all homes that use it, by a link or by GEMMTUNED_DB."""
     folder, beside = path.parent, path.parent / "locks"
-    if locks.resolve() in (folder, beside):
+    if Path(os.path.realpath(locks)) in (folder, beside):  # Path.resolve raises where links lead in a circle
         return locks
     return beside if beside.is_dir() else folder
 

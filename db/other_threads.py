@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import LIVE_STATES
-from gemmtuned.db.ask import DAY_S, ask
+from gemmtuned.db.ask import DAY_S, ask, of_window
 from gemmtuned.db.rows import us
 
 # All that decides but m and the number of threads: columns that later steps bring are in it
@@ -21,16 +22,28 @@ tuned AS MATERIALIZED (
     WHERE p.threads > 0 AND s.state IN ({", ".join(f"'{state}'" for state in LIVE_STATES)})
 )
 """  # noqa: S608
-_ELSEWHERE: Final = f"""
-WITH missed AS MATERIALIZED (
-    SELECT DISTINCT p.id, p.m, p.m_fine, p.m_coarse, p.threads, e.device_id, {_BUT_THREADS} AS but_threads
+_MISSED: Final = f"""
+missed AS MATERIALIZED (
+    SELECT p.id, p.m, p.m_fine, p.m_coarse, p.threads, d.environment_id, e.device_id, {_BUT_THREADS} AS but_threads
     FROM demand d JOIN environment e ON e.id = d.environment_id JOIN problem p ON p.id = d.problem_id
-    WHERE d.solution_id IS NULL AND d.last_seen_us >= ? AND p.threads > 0
-),
-{_TUNED}
-SELECT p.threads, b.threads AS tuned_threads, count(DISTINCT p.id) AS problems
-FROM missed p JOIN tuned b ON b.but_threads = p.but_threads AND b.device_id = p.device_id AND b.threads <> p.threads
+    WHERE d.solution_id IS NULL AND d.last_seen_us >= :since AND p.threads > 0
+)
+"""  # noqa: S608
+_TUNED_BESIDE: Final = """
+missed p JOIN tuned b ON b.but_threads = p.but_threads AND b.device_id = p.device_id AND b.threads <> p.threads
     AND b.m = CASE b.covers WHEN 'fine' THEN p.m_fine WHEN 'coarse' THEN p.m_coarse ELSE p.m END
+"""
+_ANY: Final = f"WITH {_MISSED}, {_TUNED} SELECT 1 FROM {_TUNED_BESIDE} LIMIT 1"  # noqa: S608
+_ELSEWHERE: Final = f"""
+WITH {_MISSED}, {_TUNED},
+called AS MATERIALIZED (
+    SELECT DISTINCT problem_id, environment_id, run_id FROM {{sightings}}
+    WHERE hour >= :hour AND last_seen_us >= :since AND (:run IS NULL OR run_id = (SELECT id FROM run WHERE name = :run))
+)
+SELECT p.threads, b.threads AS tuned_threads, count(DISTINCT p.id) AS problems,
+    json_group_array(DISTINCT r.name) AS runs
+FROM {_TUNED_BESIDE}
+JOIN called c ON c.problem_id = p.id AND c.environment_id = p.environment_id JOIN run r ON r.id = c.run_id
 GROUP BY p.threads, b.threads ORDER BY problems DESC, p.threads, b.threads
 """  # noqa: S608
 _OF_ONE: Final = f"""
@@ -48,10 +61,18 @@ ORDER BY b.threads
 """  # noqa: S608
 
 
-def other_threads(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
-    """Threads, tuned_threads and n problems of what was called in the last since_s seconds without a solution."""
+def other_threads(
+    path: Path, *, since_s: float = DAY_S, now_s: float | None = None, run: str | None = None
+) -> list[dict[str, Any]]:
+    """Threads, tuned_threads, number of problems and runs of what was called without a solution in the last since_s.
+
+    run: of what programs of this label called, alone.
+    """
     since = us((time.time() if now_s is None else now_s) - since_s)
-    return ask(path, _ELSEWHERE, (since,))
+    if not ask(path, _ANY, {"since": since}):  # most often: the sightings, which are many, are not read then
+        return []
+    found = of_window(path, _ELSEWHERE, since, run=run)
+    return [{**row, "runs": sorted(json.loads(row["runs"]))} for row in found]
 
 
 def tuned_with(path: Path, problem: Problem) -> list[int]:

@@ -91,7 +91,7 @@ def _of_this_host(
 
     if run is not None:
         called_by(here.db, run)  # a label that there is not is an error, not an empty table
-    warnings = _warnings(here, since)
+    warnings = _warnings(here, since, run)
     apart = phases(here.db, since_s=since)
     warnings += phase_notes(apart, since)
     compiled, frozen = queries.compiled(here.db, since_s=since), queries.frozen(here.db, since_s=since)
@@ -135,11 +135,11 @@ def _of_fleet(url: str, by: str, weight: str, limit: int | None, *, as_json: boo
     return share
 
 
-def _warnings(here: Settings, since_s: float) -> list[str]:
+def _warnings(here: Settings, since_s: float, run: str | None) -> list[str]:
     """Why today's tables are not what programs use."""
     from gemmtuned.db.other_threads import other_threads
 
-    apart = threads_notes(other_threads(here.db, since_s=since_s))
+    apart = threads_notes(other_threads(here.db, since_s=since_s, run=run))
     return [*notes(standing(here)), *without_notes(here.home), *apart]
 
 

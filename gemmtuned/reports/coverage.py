@@ -124,7 +124,7 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
     if weight == "time" and total["estimated_share"]:
         lines.append(
             f"estimated: {percent(total['estimated_share'])} of the GEMM time, by size alone: of problems neither "
-            "tuned nor timed (calls beside others are not)"
+            "tuned nor timed (calls made while the program waited for a CPU are not timed)"
         )
     if total["untunable_calls"]:
         lines.append(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Final
 
-from gemmtuned.reports.render import Row, count
+from gemmtuned.reports.render import Row, clean, several
+
+_NAMED: Final = 3  # programs
 
 
 def threads_notes(found: Sequence[Row]) -> list[str]:
@@ -13,13 +16,23 @@ def threads_notes(found: Sequence[Row]) -> list[str]:
     for threads in dict.fromkeys(row["threads"] for row in found):
         rows = [row for row in found if row["threads"] == threads]
         most = max(row["problems"] for row in rows)  # one problem may be tuned for several numbers
-        others = " and ".join(str(row["tuned_threads"]) for row in sorted(rows, key=lambda row: row["tuned_threads"]))
+        tuned = sorted(row["tuned_threads"] for row in rows)
+        others = " or ".join(map(str, tuned))
+        them = f"OMP_NUM_THREADS={tuned[0]}" if len(tuned) == 1 else "OMP_NUM_THREADS"
         notes.append(
-            f"With {_spelled(threads)}, stock torch runs for {count(most)} problem{'s' * (most != 1)} whose shape is "
-            f"tuned at {others} thread{'s' * (others != '1')}: each number is tuned by itself. Run with that many "
-            f"(OMP_NUM_THREADS), or tune for {threads}: gemmtuned tune --threads {threads}"
+            f"{_named({run for row in rows for run in row['runs']})} with {_spelled(threads)}: stock torch runs for "
+            f"{several(most, 'problem')} whose shape is tuned at {others} thread{'s' * (others != '1')}. Each number "
+            f"of threads has a fastest kernel of its own. Tune for {threads}: gemmtuned tune --threads {threads}. "
+            f"Or run it with {others}: {them}"
         )
     return notes
+
+
+def _named(runs: Collection[str]) -> str:
+    """`serve, train and 2 more`."""
+    shown = sorted(runs)[:_NAMED]
+    rest = len(runs) - len(shown)
+    return ", ".join(map(clean, shown)) + (f" and {rest} more" if rest else "")
 
 
 def _spelled(threads: int) -> str:

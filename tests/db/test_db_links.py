@@ -10,7 +10,7 @@ import pytest
 from fakes import ENVIRONMENT, Clock, FakeMonitor, Life, solution
 from store_cases import NEW, open_store, problem, saw
 
-from gemmtuned.configs.errors import StoreBusy
+from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.manifest import read_manifest, read_table
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
@@ -131,3 +131,11 @@ def test_doctor_tells_of_a_database_with_two_names_and_its_advice_ends_that(tmp_
     subprocess.run(check.fix.partition(", then: ")[2], shell=True, check=True)
     assert told() == []
     assert calls(home) == 7
+
+
+def test_locks_that_are_a_link_to_itself_are_an_error_of_ours(tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    locks.symlink_to(locks)
+
+    with pytest.raises(StoreError, match="locks"):
+        Store(tmp_path / "tune.db", locks=locks)

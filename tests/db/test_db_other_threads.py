@@ -14,6 +14,7 @@ from gemmtuned.cli import build
 from gemmtuned.configs.padding import fine_m
 from gemmtuned.db.other_threads import other_threads, tuned_with
 from gemmtuned.db.store import Store
+from gemmtuned.reports.threads import threads_notes
 
 
 @pytest.fixture
@@ -51,6 +52,29 @@ def test_a_bucket_of_another_number_counts_for_all_sizes_in_it(store: Store) -> 
     assert [tuned_with(store.path, problem(m, threads=1)) for m in (300, 301, 302, 5000)] == [[2], [2], [2], []]
 
 
+def test_the_programs_that_called_it_are_named_and_one_can_be_asked_for(store: Store) -> None:
+    now = time.time()
+    for run, threads in (("a", 1), ("b", 1), ("b", 4), ("c", 2)):
+        store.add_sightings(run, NEW, [saw(problem(8, threads=threads))], now_s=now)
+    store.add_sightings("d", NEW, [saw(problem(8, threads=1))], now_s=now - 2 * DAY)
+    store.install(None, [found(problem(8))], environment=NEW, now_s=now)
+
+    def of(run: str | None) -> list[tuple[int, list[str]]]:
+        return [(row["threads"], row["runs"]) for row in other_threads(store.path, run=run)]
+
+    assert of(None) == [(1, ["a", "b"]), (4, ["b"])]
+    assert of("a") == [(1, ["a"])] and of("b") == [(1, ["b"]), (4, ["b"])]
+    assert of("c") == of("d") == of("no such program") == []
+
+
+def test_a_few_programs_are_named_and_the_others_are_counted() -> None:
+    row = {"threads": 1, "tuned_threads": 2, "problems": 3, "runs": ["b", "a\x1b[31m", "d", "c", "e"]}
+    (note,) = threads_notes([row, {**row, "tuned_threads": 4}])
+
+    assert note.startswith("a , b, c and 2 more with 1 thread: stock torch runs for 3 problems")
+    assert "tuned at 2 or 4 threads" in note and note.endswith("Or run it with 2 or 4: OMP_NUM_THREADS")
+
+
 def test_what_was_called_long_ago_is_not_told(store: Store) -> None:
     store.add_sightings("serve", NEW, [saw(problem(8, threads=1))], now_s=time.time() - 2 * DAY)
     store.install(None, [found(problem(8))], environment=NEW, now_s=time.time())
@@ -68,7 +92,7 @@ def test_coverage_and_explain_say_so(store: Store, tmp_path: Path, monkeypatch: 
     for name in ("GEMMTUNED_DB", "GEMMTUNED_CONFIG_DIR"):
         monkeypatch.delenv(name, raising=False)
     told = " ".join(said("coverage").split())
-    assert "With 1 thread, stock torch runs for 1 problem whose shape is tuned at 2 threads" in told
+    assert "serve with 1 thread: stock torch runs for 1 problem whose shape is tuned at 2 threads" in told
     assert "gemmtuned tune --threads 1" in told
     for asked_for in (str(problem(8, threads=1)), str(problem(8, threads=3))):  # seen, and never seen
         told = " ".join(said("explain", asked_for).split())

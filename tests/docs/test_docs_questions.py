@@ -59,7 +59,7 @@ def shape(text: str) -> set[str]:
     text = re.sub(r"(cpu|cuda)(-[a-z0-9]+)+", r"\1-device", text)  # each machine's own
     lines = (re.sub(r"[0-9][0-9.,e-]*( (us|ms|s|h|min|KiB|MiB|%))?", "#", line) for line in text.splitlines())
     lines = (" ".join(line.split()).replace("problems", "problem").replace(" others used", "") for line in lines)
-    rows = r"(estimated: |fp#|#|dense|classifier|workers|exact|multiple of|# (of them|problem))"
+    rows = r"(estimated: |fp#|#|dense|classifier cpu|workers cpu|exact|multiple of|# (of them|problem))"
     return {line for line in lines if line and not re.match(rows, line)}
 
 
@@ -83,7 +83,8 @@ def test_the_page_is_what_its_program_writes() -> None:
 def test_eight_workers_of_one_thread_are_explained_by_coverage_itself(answers: dict[str, Any]) -> None:
     said = answers["gemmtuned coverage"].stdout
 
-    assert "With 1 thread, stock torch runs for 6 problems whose shape is tuned at 2 threads" in said
-    assert "OMP_NUM_THREADS" in said and "gemmtuned tune --threads 1" in said
+    assert "workers with 1 thread: stock torch runs for 6 problems whose shape is tuned at 2 threads" in said
+    assert "OMP_NUM_THREADS=2" in said and "gemmtuned tune --threads 1" in said
+    assert "OMP_NUM_THREADS" not in answers["gemmtuned coverage --run classifier"].stdout, "it ran with two"
     assert "workers" in answers["gemmtuned coverage --by run"].stdout
     assert answers["gemmtuned untuned --run workers"].stdout.count("threads=1") == 6

@@ -458,5 +458,5 @@ def test_coverage_says_with_how_many_threads_the_same_shapes_are_tuned(run: Run,
     store.close()
     for by in ("family", "problem", "layer"):
         said = " ".join(run("coverage", "--by", by).split())
-        assert "With 4 threads, stock torch runs for 1 problem whose shape is tuned at 2 threads" in said, said
+        assert "serve with 4 threads: stock torch runs for 1 problem whose shape is tuned at 2 threads" in said, said
         assert "gemmtuned tune --threads 4" in said

@@ -200,7 +200,7 @@ def test_coverage_says_how_much_of_the_time_is_an_estimate() -> None:
 
     assert said.facts["total"]["estimated_share"] == 0.75
     told = "estimated: 75.0 % of the GEMM time, by size alone: of problems neither tuned nor timed "
-    told += "(calls beside others are not)"
+    told += "(calls made while the program waited for a CPU are not timed)"
     assert [line for line in said.lines if line.startswith("estimated")] == [told]
     assert not [line for line in all_timed.lines if line.startswith("estimated")]
 
