@@ -1,44 +1,16 @@
 """What the methods of quantisation say in their own words: of each weight's dtype, and of those they leave alone.
 
 Sources: transformers' quantizers, vLLM's quantisation configs, compressed-tensors, GPTQModel, AutoAWQ and auto-round.
+model_tools.py has the methods of AMD Quark, torchao and HQQ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-UNKNOWN: Final = ("?", "")
-Kept = tuple[str, str]  # dtype and scale, ("", "") for the model's own dtype
-PLAIN: Final[Kept] = ("", "")
-
-
-@dataclass(slots=True)
-class Rules:
-    """What a checkpoint says of its weights.
-
-    kept: of all linear layers that nothing else is said of.  plain: patterns of those that stay as they are, in the
-    method's own way (`way`).  some: patterns of layers kept in another way; plain_first: what both name is plain.
-    experts_only: the method is for mixtures alone.  head, routers: what the vocabulary's product and the routers are
-    where nothing is said of them.  within: parts of names, one of which a quantised layer has; () for all.  text_only:
-    the rules stand inside the language model's config and speak of it alone.
-    """
-
-    method: str
-    kept: Kept = UNKNOWN
-    plain: tuple[str, ...] = ()
-    some: tuple[tuple[str, Kept], ...] = ()
-    plain_first: bool = False
-    experts: Kept | None = None
-    experts_only: bool = False
-    head: Kept = PLAIN
-    routers: Kept = PLAIN
-    way: str = ""  # "": names and shell patterns; "expression": transformers'; "part": AutoAWQ's, any part of a name
-    within: tuple[str, ...] = ()
-    text_only: bool = False
-    notes: list[str] = field(default_factory=list)
-
+from gemmtuned.configs import model_tools
+from gemmtuned.configs.model_rules import PLAIN, UNKNOWN, Kept, Rules
 
 _LISTS: Final = (
     "modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules", "exclude",
@@ -76,6 +48,8 @@ def read(told: Mapping[str, Any]) -> Rules:
             else UNKNOWN
         )  # fmt: skip
         rules.way, rules.head = "expression", _head(rules)
+    elif method in model_tools.READERS:
+        model_tools.READERS[method](rules, told)
     if rules.kept == UNKNOWN:
         algo = str(told.get("quant_algo") or "")
         rules.notes.append(

@@ -20,9 +20,10 @@ from dataclasses import replace
 from fnmatch import translate
 from typing import Any, Final
 
-from gemmtuned.configs.model_methods import PLAIN, UNKNOWN, Kept, Rules, read
+from gemmtuned.configs.model_methods import read
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_reader import TEXTS
+from gemmtuned.configs.model_rules import PLAIN, UNKNOWN, Kept, Rules
 
 # What hardly a method quantises, whether its list says so or not
 _HEAD: Final = re.compile(r"(^|\.)(lm_head|lm_head\.\w+|score|proj_out|output_projection)$")

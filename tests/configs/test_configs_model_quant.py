@@ -55,6 +55,19 @@ def tensors(*groups: tuple[list[str], Any], ignore: tuple[str, ...] = ("lm_head"
     return {"quant_method": "compressed-tensors", "config_groups": named, "ignore": list(ignore), **more}
 
 
+def quark(**weight: Any) -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight, "input_tensors": None}, "exclude": []}
+
+
+def typed(kind: str, of: Any = None, **data: Any) -> dict[str, Any]:
+    """As torchao's config_to_dict writes an object."""
+    return {"_type": kind, "_version": 1, "_data": data if of is None else of}
+
+
+def torchao(kind: str, **data: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": typed(kind, **data)}, "modules_to_not_convert": None}
+
+
 def test_compressed_tensors_groups_targets_and_expressions_decide_layer_by_layer() -> None:
     found = kept(tensors((["re:.*self_attn.*"], W8), (["re:.*mlp.*"], W4), ignore=("lm_head", "re:.*\\.3\\.mlp\\..*")))
 
@@ -125,11 +138,91 @@ def test_keys_and_values_alone_are_no_quantised_weights() -> None:
         ({"quant_method": "gptq", "bits": 3}, "?"),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128}, "i4 group"),
         ({"quant_method": "torchao", "quant_type": {"default": {}}}, "?"),
+        (quark(dtype="fp8_e4m3", qscheme="per_tensor"), "fp8_e4m3 tensor"),
+        (quark(dtype="fp8_e4m3", qscheme="per_channel"), "fp8_e4m3 row"),
+        (quark(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"), "fp4_e2m1 1x32"),
+        (quark(dtype="uint4", qscheme="per_group", group_size=128), "i4 group"),
+        (quark(dtype="int8", qscheme="per_channel"), "i8 row"),
+        (quark(dtype="fp6_e2m3", qscheme="per_group", group_size=32), "?"),
+        (quark(dtype="fp8_e4m3", qscheme="per_group", group_size=128), "?"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}}, "?"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": None}}, "plain"),
+        ({"quant_method": "quark", "quant_scheme": "int4_wo_128"}, "?"),
+        (torchao("Int4WeightOnlyConfig", group_size=128), "i4 group"),
+        (torchao("Int8WeightOnlyConfig", group_size=None, granularity=typed("PerRow", dim=-1)), "i8 row"),
+        (torchao("Int8WeightOnlyConfig", group_size=64), "i8 group"),
+        (torchao("Int8DynamicActivationInt8WeightConfig", granularity=typed("PerTensor")), "i8 tensor"),
+        (torchao("Float8WeightOnlyConfig", weight_dtype=typed("torch.dtype", "float8_e4m3fn")), "fp8_e4m3 row"),
+        (torchao("Float8DynamicActivationFloat8WeightConfig"), "fp8_e4m3 tensor"),
+        (torchao("Float8DynamicActivationFloat8WeightConfig", granularity=[typed("PerRow")] * 2), "fp8_e4m3 row"),
+        (
+            torchao(
+                "Float8DynamicActivationFloat8WeightConfig",
+                granularity=[typed("PerBlock", block_size=[1, 128]), typed("PerBlock", block_size=[128, 128])],
+            ),
+            "fp8_e4m3 1x128",
+        ),
+        (
+            torchao(
+                "IntxWeightOnlyConfig",
+                weight_dtype=typed("torch.dtype", "int4"),
+                granularity=typed("PerGroup", group_size=32),
+            ),
+            "i4 group",
+        ),
+        (
+            torchao(
+                "IntxWeightOnlyConfig",
+                weight_dtype=typed("torch.dtype", "int3"),
+                granularity=typed("PerGroup", group_size=32),
+            ),
+            "?",
+        ),
+        (torchao("NVFP4WeightOnlyConfig"), "fp4_e2m1 1x16"),
+        (torchao("SomeNewConfig"), "?"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "i8 row"),
+        ({"quant_method": "torchao", "quant_type": "autoquant"}, "?"),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}}, "i4 group"),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 3, "group_size": 64}}}, "?"),
         ({"bits": 4, "group_size": 64}, "?"),
     ],
 )
 def test_a_method_names_the_dtype_of_its_linears_or_is_not_planned(told: dict[str, Any], dtype: str) -> None:
     assert dtypes(kept(told), "q_proj") == dtypes(kept(told), "down_proj") == [dtype]
+
+
+def test_layers_that_quark_torchao_and_hqq_keep_in_a_way_of_their_own() -> None:
+    eight = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"}}
+    four = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}
+    told = {**quark(**four), "exclude": ["lm_head", "*layers.1.*"], "layer_quant_config": {"*self_attn*": eight}}
+    found = kept(told)
+    assert dtypes(found, "lm_head") == ["plain"] and found["plain"]["q_proj"] == [1]
+    assert found["fp8_e4m3 row"]["q_proj"] == [0, *range(2, 12)] == found["fp4_e2m1 1x32"]["up_proj"]
+    assert dtypes(kept(quark(**four)), "lm_head") == ["fp4_e2m1 1x32"]  # it is a linear layer as any other
+    all_linears = {**quark(**four), "layer_type_quant_config": {"Linear": eight}}
+    assert dtypes(kept(all_linears), "up_proj") == ["fp8_e4m3 row"]
+
+    rows = typed("Int8WeightOnlyConfig", granularity=typed("PerRow"))
+    by_name = {"_default": typed("Int4WeightOnlyConfig", group_size=32), "re:.*mlp\\.up_proj": rows,
+               "model.layers.0.self_attn.q_proj": None}  # fmt: skip
+    for name, key in (("FqnToConfig", "fqn_to_config"), ("ModuleFqnToConfig", "module_fqn_to_config")):
+        found = kept(torchao(name, **{key: by_name}))
+        assert dtypes(found, "up_proj") == ["i8 row"] and dtypes(found, "down_proj") == ["i4 group"]
+        assert found["plain"]["q_proj"] == [0] and found["i4 group"]["q_proj"] == [*range(1, 12)]
+    alone = kept(torchao("FqnToConfig", fqn_to_config={"re:.*mlp\\.up_proj": rows}))
+    assert dtypes(alone, "up_proj") == ["i8 row"] and dtypes(alone, "q_proj") == ["plain"]
+    assert dtypes(kept(torchao("Int4WeightOnlyConfig")), "lm_head") == ["plain"]
+    with_head = {**torchao("Int4WeightOnlyConfig"), "include_input_output_embeddings": True}
+    assert dtypes(kept({**with_head}, {**LLAMA, "tie_word_embeddings": False}), "lm_head") == ["i4 group"]
+
+    mixture = kept(
+        torchao("Int4WeightOnlyConfig"), MOE
+    )  # whether its experts are linears hangs on transformers' version
+    assert dtypes(mixture, "gate_up_proj") == ["?"] and dtypes(mixture, "q_proj") == ["i4 group"]
+
+    tags = {"self_attn.q_proj": {"weight_quant_params": {"nbits": 8, "group_size": None}}, "mlp.up_proj": None}
+    found = kept({"quant_method": "hqq", "quant_config": tags})
+    assert dtypes(found, "q_proj") == ["i8 row"] and dtypes(found, "up_proj") == dtypes(found, "v_proj") == ["plain"]
 
 
 def test_layers_with_bits_of_their_own() -> None:

@@ -1,0 +1,163 @@
+"""What the quantisation configs of AMD Quark, torchao and HQQ say of each weight's dtype.
+
+Sources: Quark's QConfig.to_dict and its matching of `exclude` and `layer_quant_config` (fnmatch on whole names);
+torchao's config_to_dict and the classes of torchao.quantization; transformers' TorchAoHfQuantizer and HqqHfQuantizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gemmtuned.configs.model_rules import PLAIN, UNKNOWN, Kept, Rules
+
+_QUARK: Final = {
+    "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "int8": "i8", "int4": "i4", "uint4": "i4", "fp4": "fp4_e2m1",
+    "fp4_e2m1": "fp4_e2m1",
+}  # fmt: skip
+_QUARK_PLAIN: Final = ("bfloat16", "float16", "float32")
+
+
+def quark(rules: Rules, told: Mapping[str, Any]) -> None:
+    """Of all linear layers, then of a class, then by patterns of names, where the first that fits decides."""
+    every = told["global_quant_config"]
+    classes = told.get("layer_type_quant_config") or {}
+    rules.kept = _of_quark(classes.get("Linear", every))
+    rules.some = tuple((str(name), _of_quark(one)) for name, one in (told.get("layer_quant_config") or {}).items())
+    rules.plain_first = True
+    rules.head = rules.kept  # a linear layer as any other: `exclude` names it where it is none
+    rules.routers = PLAIN if rules.kept == PLAIN else UNKNOWN
+
+
+def _of_quark(told: object) -> Kept:
+    weight = told.get("weight") if isinstance(told, Mapping) else ""
+    if weight is None:
+        return PLAIN
+    if not isinstance(weight, Mapping):  # two steps, one of which has scales that are quantised themselves
+        return UNKNOWN
+    name, scheme, size = str(weight.get("dtype")), str(weight.get("qscheme")), weight.get("group_size")
+    if name in _QUARK_PLAIN:
+        return PLAIN
+    dtype = _QUARK.get(name)
+    if dtype is None:
+        return UNKNOWN
+    if scheme in ("per_tensor", "per_channel"):
+        return dtype, "tensor" if scheme == "per_tensor" else "row"
+    if scheme == "per_block":
+        return (dtype, "1x128") if weight.get("block_size") == [128, 128] else (dtype, "block")
+    if scheme != "per_group":
+        return UNKNOWN
+    if dtype in ("i4", "i8"):
+        return dtype, "group"
+    scale = {32: "1x32", 16: "1x16"}.get(size if isinstance(size, int) else 0)
+    return (dtype, scale) if scale else UNKNOWN
+
+
+def torchao(rules: Rules, told: Mapping[str, Any]) -> None:
+    """One config for all linear layers, or one for each name: `re:` expressions, whole names, and the others' own."""
+    kind = told["quant_type"]
+    rules.way = "expression"
+    if isinstance(kind, str):
+        rules.kept = _OF_NAMES.get(kind, UNKNOWN)
+    else:
+        config = kind.get("default", kind)
+        name, data = str(config.get("_type")), config.get("_data") or {}
+        layers = data.get("fqn_to_config", data.get("module_fqn_to_config"))
+        if name in ("FqnToConfig", "ModuleFqnToConfig") and isinstance(layers, Mapping):
+            others = layers.get("_default")
+            rules.kept = _of_torchao(others) if others is not None else PLAIN
+            rules.some = tuple(
+                (str(one), PLAIN if own is None else _of_torchao(own))
+                for one, own in layers.items()
+                if one != "_default"
+            )
+        else:
+            rules.kept = _of_torchao(config)
+    if told.get("include_input_output_embeddings"):
+        rules.head = rules.kept
+    elif rules.plain and not any("head" in one for one in rules.plain):
+        rules.head = UNKNOWN  # without a list transformers leaves it alone; with one it is as the list says, or not
+    if rules.kept != PLAIN:
+        rules.experts = UNKNOWN  # which are no linear layers in some versions of transformers, and are left alone there
+
+
+_OF_NAMES: Final[dict[str, Kept]] = {  # of torchao's functions, which came before its classes
+    "int4_weight_only": ("i4", "group"), "int8_weight_only": ("i8", "row"),
+    "int8_dynamic_activation_int8_weight": ("i8", "row"), "int8_dynamic_activation_int4_weight": ("i4", "group"),
+    "float8_dynamic_activation_float8_weight": ("fp8_e4m3", "tensor"),
+}  # fmt: skip
+
+
+def _of_torchao(config: object) -> Kept:
+    if not isinstance(config, Mapping):
+        return UNKNOWN
+    name, data = str(config.get("_type")), config.get("_data") or {}
+    if name in (
+        "Int4WeightOnlyConfig",
+        "Int8DynamicActivationInt4WeightConfig",
+        "Float8DynamicActivationInt4WeightConfig",
+    ):
+        return "i4", "group"
+    if name == "Int8WeightOnlyConfig":
+        return "i8", "group" if data.get("group_size") else _granularity(data.get("granularity"), "row")
+    if name == "Int8DynamicActivationInt8WeightConfig":
+        return "i8", _granularity(data.get("granularity"), "row")
+    if name in ("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"):
+        dtype = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}.get(
+            _data_of(data.get("weight_dtype"), "float8_e4m3fn")
+        )
+        usual = "row" if name == "Float8WeightOnlyConfig" else "tensor"
+        scale = _granularity(data.get("granularity"), usual)
+        return (dtype, scale) if dtype and scale else UNKNOWN
+    if name in ("IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig"):
+        dtype = {"int4": "i4", "int8": "i8"}.get(_data_of(data.get("weight_dtype"), ""))
+        scale = _granularity(data.get("granularity", data.get("weight_granularity")), "")
+        return (dtype, scale) if dtype and scale else UNKNOWN
+    return ("fp4_e2m1", "1x16") if name.startswith("NVFP4") else UNKNOWN
+
+
+def _granularity(told: object, usual: str) -> str:
+    """Of the weight: the second of two; "" for one that is not known."""
+    if told is None:
+        return usual
+    one = told[-1] if isinstance(told, list) and told else told
+    name = str(one.get("_type")) if isinstance(one, Mapping) else ""
+    data = (one.get("_data") or {}) if isinstance(one, Mapping) else {}
+    if name == "PerBlock":
+        return "1x128" if list(data.get("block_size") or ()) == [128, 128] else ""
+    if name == "PerAxis":
+        return "row" if data.get("axis") == 0 else ""
+    return {"PerRow": "row", "PerTensor": "tensor", "PerGroup": "group"}.get(name, "")
+
+
+def _data_of(told: object, usual: str) -> str:
+    """A torch.dtype as config_to_dict writes it."""
+    said = told.get("_data") if isinstance(told, Mapping) else told
+    return usual if said is None else str(said).removeprefix("torch.")
+
+
+def hqq(rules: Rules, told: Mapping[str, Any]) -> None:
+    """One config for all linear layers, or one for each kind of them by the end of its name; the others stay."""
+    config = told["quant_config"]
+    rules.plain = tuple(str(one) for one in told.get("skip_modules") or ("lm_head",))
+    rules.plain_first = True
+    if "weight_quant_params" in config:
+        rules.kept = _of_hqq(config)
+    else:
+        rules.kept = PLAIN
+        rules.some = tuple((f"*{tag}", _of_hqq(one)) for tag, one in config.items())
+
+
+def _of_hqq(told: object) -> Kept:
+    if told is None:
+        return PLAIN
+    given = told.get("weight_quant_params") if isinstance(told, Mapping) else None
+    if not isinstance(given, Mapping):
+        return UNKNOWN
+    dtype = {4: "i4", 8: "i8"}.get(given.get("nbits", 4))
+    return (dtype, "group" if given.get("group_size", 64) else "row") if dtype else UNKNOWN
+
+
+READERS: Final[Mapping[str, Callable[[Rules, Mapping[str, Any]], None]]] = {
+    "quark": quark, "torchao": torchao, "hqq": hqq,
+}  # fmt: skip
