@@ -7,6 +7,7 @@ Writes a synthetic year (year_store.py: 7.1 million sightings a label) as versio
 ours: the best of a few runs, each a process of its own, start included, as [wall, CPU] seconds: on a machine that
 others use the second says more.  What the daemon's loop calls is timed in one process: [best, worst] in milliseconds.
 Slices of the roll-up are timed with all that happens under the write lock; of these, too, the CPU says more there.
+The loop itself is run on a copy, verdict after verdict: its longest look at store and tables, and how its memory grows.
 """
 
 from __future__ import annotations
@@ -29,14 +30,19 @@ from typing import Any, Final
 import record
 import year_store
 
-from gemmtuned.configs.settings import child_env
-from gemmtuned.configs.solution import Environment
+from gemmtuned.configs.settings import Settings, child_env
+from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.daemon.publishing.publish import publish
+from gemmtuned.daemon.service.main import REMEMBERED
+from gemmtuned.daemon.service.upkeep import Upkeep
 from gemmtuned.db.other_threads import other_threads
 from gemmtuned.db.store import Store
 
 RUNS: Final = 3
 LEASES: Final = 20
+LOOP: Final = 200  # of the loop: longest call, in milliseconds; a device that others want back is left in half a second
+VERDICTS: Final = (50, 200)  # memory is read after the first, once all is warm, and after the last
+GROWS: Final = 4096  # KiB between these, as a day of churn may (tests/programs/test_fault_matrix.py)
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "status": ("status",),
     "coverage": ("coverage",),
@@ -121,6 +127,14 @@ def _kept(result: dict[str, Any]) -> dict[str, list[bool]]:
         | upgrade
         | {
             "lease < 50 ms": [after[name][1] < 50 for name in ("lease_ms", "lease_cpu_ms")],
+            "lease of 10,000 untuned < 50 ms": [
+                after[f"lease_of_10000_untuned_{name}"][1] < 50 for name in ("ms", "cpu_ms")
+            ],
+            f"no call holds the loop for more than {LOOP} ms": [
+                max(after[f"{call}_{name}"][1] for call in ("lease", "lease_of_10000_untuned", "look")) <= LOOP
+                for name in ("ms", "cpu_ms")
+            ],
+            f"memory grows by less than {GROWS} KiB": [after["memory_kib"][1] - after["memory_kib"][0] < GROWS] * 2,
             "slice of a day < 100 ms": [
                 after["roll_up_of_a_day"][name][1] < 100 for name in ("slice_ms", "slice_cpu_ms")
             ],
@@ -235,27 +249,72 @@ def _in_the_daemon(home: Path) -> dict[str, Any]:
         "slice_ms": _best_and_worst(slices),
         "slice_cpu_ms": _best_and_worst(slices_cpu),
     }
-    found["lease_of_10000_untuned_ms"] = _untuned_leases(store, here, now_s)
+    found |= _untuned_leases(store, here, now_s)
+    found |= _looks(store, here, now_s)
     store.close()
     return found
 
 
-def _untuned_leases(store: Store, here: Environment, now_s: float) -> list[float]:
+def _looks(store: Store, here: Environment, now_s: float) -> dict[str, list[float]]:
+    """What the loop does at each turn, all timers due, after each of many verdicts, in a copy of the home.
+
+    The memory is that of this process while no thread publishes, in KiB, after the first and last of VERDICTS.
+    """
+    home = store.path.with_name("loop")
+    home.mkdir()
+    store.backup(home / "tune.db")
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(home)})
+    copy = Store(settings.db, locks=settings.locks, remembered=REMEMBERED)
+    upkeep = Upkeep(copy, settings, quiet=False)
+    took, used, memory = [], [], []
+    for number in range(1, VERDICTS[1] + 1):
+        work = copy.lease_next("host:loop", here, now_s=now_s, hold_s=60)
+        assert work is not None
+        won = Solution(
+            problem=work.problem, device=here.device.key, mode="eager", covers=work.covers, backend="onednn",
+            config="{}", stamp=here.stamps["onednn"], us=8.0, baseline_us=10.0, gain_low=1.2, err=1e-3,
+            baseline_err=1e-3, state="published",
+        )  # fmt: skip
+        copy.install(work, [won], environment=here, now_s=now_s)
+        now_s += 600
+        while True:
+            began_s, cpu_s = time.monotonic(), time.thread_time()
+            upkeep.look(now_s, at_once=True, rests=True, ours={here.key})
+            took.append(time.monotonic() - began_s)
+            used.append(time.thread_time() - cpu_s)
+            if not upkeep.publishing.runs and upkeep.generation == copy.generation():
+                break
+            time.sleep(0.01)
+            now_s += 1
+        assert not upkeep.trouble, upkeep.trouble
+        if number in VERDICTS:
+            memory.append(_resident_kib())
+    copy.close()
+    shutil.rmtree(home)
+    return {"look_ms": _best_and_worst(took), "look_cpu_ms": _best_and_worst(used), "memory_kib": memory}
+
+
+def _resident_kib() -> int:
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+def _untuned_leases(store: Store, here: Environment, now_s: float) -> dict[str, list[float]]:
     """As lease_ms, of a copy in which nothing was ever tuned: 10,000 problems wait."""
     copy = store.backup(store.path.with_name("untuned.db"))
     with sqlite3.connect(copy) as conn:
         conn.execute("UPDATE solution SET state = 'stale', retired_generation = generation, retired_us = published_us")
     conn.close()
     other = Store(copy, locks=store.path.with_name("locks"))
-    took = []
+    took, used = [], []
     for number in range(LEASES):
-        began_s = time.monotonic()
+        began_s, cpu_s = time.monotonic(), time.process_time()
         assert other.lease_next(f"host:{number}", here, now_s=now_s, hold_s=60) is not None
         took.append(time.monotonic() - began_s)
+        used.append(time.process_time() - cpu_s)
     other.close()
     for path in copy.parent.glob("untuned.db*"):
         path.unlink()
-    return _best_and_worst(took)
+    return {"lease_of_10000_untuned_ms": _best_and_worst(took), "lease_of_10000_untuned_cpu_ms": _best_and_worst(used)}
 
 
 def _watched(store: Store, name: str) -> tuple[list[float], list[float]]:

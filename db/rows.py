@@ -67,9 +67,10 @@ class _NotKept(Exception):
 class Part:
     """What the parts of a Store share: the connection, and the numbers of rows already known."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, remembered: int = MAX_REMEMBERED) -> None:
         self._db = connection
         self._opened = -1
+        self._remembered = remembered
         self._problems: dict[Problem, int] = {}
         self._fresh: dict[Problem, int] = {}  # numbered in the transaction that runs now
         # By Environment.key: stamps that are in the file, and its number; and what the transaction that runs now adds
@@ -78,7 +79,7 @@ class Part:
 
     def _write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
         def once(conn: sqlite3.Connection) -> T:
-            if self._opened != self._db.opened or len(self._problems) > MAX_REMEMBERED:
+            if self._opened != self._db.opened or len(self._problems) > self._remembered:
                 self._problems.clear()
                 self._environments.clear()
                 self._opened = self._db.opened

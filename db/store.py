@@ -24,6 +24,7 @@ from gemmtuned.db.recheck import Recheck
 from gemmtuned.db.restore import Restore
 from gemmtuned.db.resume import Resume, State
 from gemmtuned.db.rollup import RollUp
+from gemmtuned.db.rows import MAX_REMEMBERED
 from gemmtuned.db.solutions import Solutions
 from gemmtuned.db.trials import Trials
 from gemmtuned.db.upkeep import check
@@ -38,6 +39,7 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
     others (programs 0.25, commands and daemon 30).  create=False: a missing file is an error, a damaged one stays.
     upgrade=False: the schema of an older version is an error.
     beat: called every few milliseconds while a damaged file is built anew; a StoreError that it raises ends that.
+    remembered: problems whose numbers are kept in memory.
 
     Every method raises StoreBusy when others held the file too long and StoreError when it cannot be used; then
     nothing of that call was kept, and the next call tries afresh.  When a call meets damage the file is set aside,
@@ -53,9 +55,11 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
         create: bool = True,
         upgrade: bool = True,
         beat: Beat | None = None,
+        remembered: int = MAX_REMEMBERED,
     ) -> None:
         self.path = path
-        super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat))
+        connection = Connection(path, locks=locks, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat)
+        super().__init__(connection, remembered=remembered)
 
     def lies_at(self) -> tuple[int, int] | None:
         """(st_dev, st_ino) of the file that lies at the path now; None when there is none."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 STORE_WAIT_S: Final = 0.5  # a turn that waits longer could not leave a device, or the machine, in time
+REMEMBERED: Final = 500  # problems: what stays between two publications keeps the memory of those from going back
 WAIT_S: Final = 30.0  # for others who hold the database, where a person waits
 OPEN_WAIT_S: Final = 30.0  # at start somebody may be bringing the database up to date
 UNTRIED: Final = "interrupted before it was tried"
@@ -386,7 +387,7 @@ def _store(settings: Settings, told: _Told, manager: ServiceManager | None = Non
     until_s = time.monotonic() + OPEN_WAIT_S
     while True:
         try:
-            store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S, beat=beat)
+            store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S, beat=beat, remembered=REMEMBERED)
             break
         except StoreBusy:
             if told.code or time.monotonic() > until_s:

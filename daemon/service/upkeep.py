@@ -75,18 +75,22 @@ class Upkeep:
                     "withdrawn problem=%s backend=%s reason='reported by a program'", gone.problem, gone.backend
                 )
             self._publish(now_s)
-            if rests and self._checkpoint.is_due(now_s):
-                self._checkpoint.wait_until(now_s + CHECKPOINT_S)
-                self._store.checkpoint()
-            self._merge_old(now_s, rests)
             self._see_elsewhere(now_s, ours)
-            self._prune(now_s, rests)
+            if not self.publishing.runs:  # else each waits for its thread, or for its lock, and devices for the loop
+                self._tidy(now_s, rests)
             self.trouble, self.trouble_since_s = "", math.inf
         except GemmtunedError as err:
             self._look.wait_until(now_s + RETRY_S)
             if self.trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
             self.trouble, self.trouble_since_s = str(err), min(self.trouble_since_s, now_s)
+
+    def _tidy(self, now_s: float, rests: bool) -> None:
+        if rests and self._checkpoint.is_due(now_s):
+            self._checkpoint.wait_until(now_s + CHECKPOINT_S)
+            self._store.checkpoint()
+        self._merge_old(now_s, rests)
+        self._prune(now_s, rests)
 
     def stop(self, now_s: float) -> None:
         """Publish what is left, in this thread, once all workers have left."""

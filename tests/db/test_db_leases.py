@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
 
+from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.db import leases, queries
 from gemmtuned.db.leases import BACKOFF_S, Remaining
@@ -92,6 +93,26 @@ def test_traffic_of_the_day_before_counts_half(store: Store) -> None:
     one, two = lease(store, now_s=T), lease(store, now_s=T)
     assert (one.problem, one.worth) == (today, pytest.approx(30))
     assert (two.problem, two.worth) == (before, pytest.approx(27))
+
+
+def test_the_queue_prices_a_call_as_reports_do_whatever_is_known_of_it(store: Store) -> None:
+    """By what was measured, here or elsewhere; by programs; by the roofline; beside a busy program by these again."""
+    now = time.time()
+    seen, guessed, measured, crowded, seldom = (problem(k=k) for k in (64, 128, 256, 512, 1024))
+    store.add_sightings("r", NEW, [saw(one, 10, us=70) for one in (seen, measured, crowded)], now_s=now)
+    store.add_sightings("r", NEW, [Sighting(guessed, "miss", 10)], now_s=now)
+    store.add_sightings("r", NEW, [Sighting(seldom, "miss", 10, sampled_calls=3, sampled_us=3 * 70.0)], now_s=now)
+    for one, others in ((measured, 0.1), (crowded, 0.5), (seldom, 0.5)):
+        store.install(None, [found(one, us=4.0)], environment=NEW, now_s=now, others=others)
+        store.withdraw([one], reason="to be tuned again", now_s=now, hold=False)
+
+    said = {row["problem"]: row["worth"] for row in queries.untuned(store.path)}
+    leased = [lease(store, f"a:{number}", now_s=now) for number in range(5)]
+
+    assert {str(work.problem): work.worth for work in leased} == pytest.approx(said)
+    assert said[str(crowded)] == said[str(seen)] == pytest.approx(0.3 * 10 * 70)
+    assert said[str(measured)] == said[str(seldom)] != said[str(crowded)]
+    assert said[str(guessed)] not in (0, said[str(measured)])
 
 
 def test_only_problems_of_an_equal_environment_are_leased(store: Store) -> None:
