@@ -39,8 +39,8 @@ CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than t
 
 STALE_US: Final = 7 * DAY_US  # not called for so long: waits for nobody, unless somebody asked for it
 
-# What a call of `d`, a row of demand with its problem `p`, costs: as the view problem_cost says it, which would look both
-# up once more for each of 10,000 problems.
+# What a call of `d`, a row of demand with its problem `p`, costs: as the view problem_cost says it, which would look
+# both up once more for each of 10,000 problems.
 _COST: Final = """
 CASE WHEN s.others > 0.15 AND d.sampled_calls >= 4 THEN d.sampled_us / d.sampled_calls
     ELSE coalesce(s.baseline_us, d.sampled_us / nullif(d.sampled_calls, 0),

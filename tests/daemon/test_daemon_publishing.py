@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,8 @@ from store_cases import open_store
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing import beside_the_loop as publishing
+from gemmtuned.daemon.publishing.publish import publishing as publishing_lock
+from gemmtuned.daemon.service.upkeep import Upkeep
 
 
 def test_an_error_that_nobody_foresaw_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,4 +49,63 @@ def test_what_was_published_of_another_file_says_nothing_about_the_one_that_lies
     beside.begin(1000.0)
     beside.wait()
     assert beside.result() == store.generation()
+    store.close()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library gives memory back by itself")
+def test_memory_that_a_publication_took_goes_back_to_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves lies among what is free, so the C library would keep that for good."""
+    kept = []
+
+    def takes(*args: object, **options: object) -> None:
+        rows = [bytes(2000) for _ in range(30_000)]
+        kept.extend(rows[::1000])
+
+    monkeypatch.setattr(publishing, "publish", takes)
+    monkeypatch.setattr(publishing, "FEW", -1)
+    store = open_store(tmp_path)
+    beside = publishing.Publishing(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}))
+    before = resident_kib()
+    beside.begin(1000.0)
+    beside.wait()
+    assert beside.result() == store.generation()
+    assert resident_kib() - before < 16 << 10
+    store.close()
+
+
+def resident_kib() -> int:
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+def test_the_loop_does_not_wait_for_the_thread_that_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the lock of the tables and most of the interpreter: what can wait for its end does."""
+    go = threading.Event()
+
+    def publishes(*args: object, **options: object) -> None:
+        with publishing_lock(tmp_path / "locks"):
+            started.set()
+            go.wait(20)
+
+    started = threading.Event()
+    monkeypatch.setattr(publishing, "publish", publishes)
+    monkeypatch.setattr(publishing, "FEW", -1)
+    store = open_store(tmp_path)
+    upkeep = Upkeep(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}), quiet=False)
+    switch_s = sys.getswitchinterval()
+    began_s = time.monotonic()
+    upkeep.look(1000.0, at_once=True, rests=True, ours=())
+    assert started.wait(10)
+    assert sys.getswitchinterval() < switch_s  # else the loop waits for 5 ms at each call of SQLite
+    upkeep.look(100_000.0, at_once=True, rests=True, ours=())
+    assert (upkeep.trouble, time.monotonic() - began_s < 0.9) == (
+        "",
+        True,
+    )  # of the second that it may wait for the lock
+    go.set()
+    upkeep.publishing.wait()
+    upkeep.look(200_000.0, at_once=True, rests=True, ours=())
+    assert (upkeep.trouble, upkeep.generation) == ("", store.generation())
+    assert sys.getswitchinterval() == switch_s
     store.close()

@@ -305,7 +305,7 @@ for m in {sizes}:
 """
 
 
-A_ROW_KIB = 4  # what a publish holds of each row of its table while it writes it
+A_ROW_KIB = 4  # what a publish holds of each row of its table while it writes it, in a thread
 
 
 @contextmanager
@@ -359,14 +359,17 @@ def test_a_day_of_churn(tmp_path: Path, native_cache: Path, fork_server: ForkSer
     assert home.calls() == expected
     half = len(held) // 2
     memory, threads, descriptors = zip(*held, strict=True)
-    grew = max(memory[half:]) - max(memory[half // 2 : half])
+    resting = [size if count == min(threads) else 0 for size, count, _ in held]  # no thread publishes
+    grew = max(resting[half:]) - max(resting[half // 2 : half])
     print(
-        f"{programs} programs beside {solved} solutions: daemon {memory[half]} KiB, grew {grew} KiB in the "
-        f"second half while the table grew by {rows[-1] - rows[half]} rows, "
+        f"{programs} programs beside {solved} solutions: daemon {max(resting[half:])} KiB, grew {grew} KiB in the "
+        f"second half while the table grew by {rows[-1] - rows[half]} rows, {max(memory)} KiB while it published, "
         f"threads {max(threads)}, descriptors {max(descriptors)}, log {max(logs)} bytes",
         file=sys.stderr,
     )
+    assert min(max(resting[half:]), max(resting[half // 2 : half])) > 0, "it published without a rest"
     assert grew < 4096 + A_ROW_KIB * (rows[-1] - rows[half]) and max(logs) <= 8 << 20
+    assert max(memory) - max(resting) < 4096 + A_ROW_KIB * rows[-1]
     assert max(threads[half:]) <= max(threads[:half]) and max(descriptors[half:]) <= max(descriptors[:half]) + 2
     with closing(sqlite3.connect(home.path / "tune.db")) as conn:
         assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
