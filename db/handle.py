@@ -19,7 +19,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.real import sleep
 from gemmtuned.configs.say import tell
-from gemmtuned.db import faults, migrations
+from gemmtuned.db import faults, migrations, stale_log
 from gemmtuned.db.descriptors import Descriptors
 from gemmtuned.db.files import connect, identity, journal_mode, leave_log, make, refuse_network, salvage_is_finished
 from gemmtuned.db.lockfile import LockFile
@@ -58,6 +58,7 @@ class Handle:
         self.most_log_bytes = LONG_LOG_BYTES
         self.is_last = False  # what is written now is the last of this program
         self._log_told = False
+        self.log = stale_log.Log()
         self._create, self._upgrade, self._beat = create, upgrade, beat
         self._descriptors: Descriptors | None = None  # of conn, in a program that is not ours
         self._handles = 0  # of SQLite, open or half open: conn, and those that could not be closed
@@ -85,6 +86,8 @@ class Handle:
                 )
             make(self.path)
             found = identity(self.path)
+        elif self.log.is_of_another(self.path, found):
+            _put_log_away(self, found, locked=locked)
         self.file = found
         refuse_network(self.path)
         self._handles += 1
@@ -108,6 +111,7 @@ class Handle:
                 self.conn = None
                 self.close(conn)
             raise
+        self.log.note(self.path, found)
         self.opened += 1
         return conn
 
@@ -247,22 +251,19 @@ class Handle:
         from gemmtuned.db import mend  # rarely needed, and programs import this module
 
         self.refuse_untouchable()  # it was the program's file that was read
-        damaged = (
-            of or self.file or identity(self.path)
-        )  # of what we have open: another process may have mended what lies there by now
+        # Of what we have open: another process may have mended what lies there by now
+        damaged = of or self.file or identity(self.path)
         self.drop()
         self.acquire()
         try:
             if identity(self.path) != damaged:
                 return  # another process was faster
             faults.refuse_strange(self.path)
+            migrations.refuse_newer_header(self.path)
             tell(
-                log,
-                logging.WARNING,
-                "store is damaged path=%s reason=%r: what can be read is salvaged",
-                self.path,
-                reason,
-            )
+                log, logging.WARNING,
+                "store is damaged path=%s reason=%r: what can be read is salvaged", self.path, reason,
+            )  # fmt: skip
             self._say(mend.rebuild(self.path, reason=reason, beat=self._beat))
             self.ready(locked=True)
         finally:
@@ -288,6 +289,19 @@ class Handle:
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%s",
             self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost,
         )  # fmt: skip
+
+
+def _put_log_away(handle: Handle, found: tuple[int, int], *, locked: bool) -> None:
+    """Another database was put in the place of the one before, whose log it must not get."""
+    if not locked:
+        handle.acquire()
+    try:
+        if handle.log.is_of_another(handle.path, found):  # else another process was faster
+            aside = stale_log.put_away(handle.path)
+            tell(log, logging.WARNING, "database was replaced path=%s log_set_aside=%s", handle.path, aside)
+    finally:
+        if not locked:
+            handle.lock.release()
 
 
 def _keep_log(handle: Handle, conn: sqlite3.Connection, *, locked: bool) -> None:

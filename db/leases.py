@@ -16,6 +16,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.rows import (
+    COST,
     LOOK_UP_AGAIN,
     PROBLEM_COLUMNS,
     Part,
@@ -39,13 +40,6 @@ CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than t
 
 STALE_US: Final = 7 * DAY_US  # not called for so long: waits for nobody, unless somebody asked for it
 
-# What a call of `d`, a row of demand with its problem `p`, costs: as the view problem_cost says it, which would look
-# both up once more for each of 10,000 problems.
-_COST: Final = """
-CASE WHEN s.others > 0.15 AND d.sampled_calls >= 4 THEN d.sampled_us / d.sampled_calls
-    ELSE coalesce(s.baseline_us, d.sampled_us / nullif(d.sampled_calls, 0),
-        p.flops / f.flops_per_us + p.bytes / f.bytes_per_us + f.call_us) END
-"""
 # The units of one environment that want tuning and are free, worth most first; the view `untuned` says it for people.
 # What is held, waits or has failed is looked up for as many more as there can be of it, and not for all.
 _RANKED: Final = f"""
@@ -56,7 +50,7 @@ WITH bucket AS MATERIALIZED (
 waiting AS (
     SELECT min(d.problem_id) AS member, CASE WHEN b.first_id IS NULL THEN p.m ELSE p.m_fine END AS unit_m,
         CASE WHEN b.first_id IS NULL THEN 'exact' ELSE 'fine' END AS covers, sum(d.calls) AS calls,
-        max(p.family) AS family, sum(0.3 * {_COST} * d.recent / (1 << min(max(:day - d.recent_day, 0), 62))) AS worth
+        max(p.family) AS family, sum(0.3 * {COST} * d.recent / (1 << min(max(:day - d.recent_day, 0), 62))) AS worth
     FROM demand d
     JOIN problem p ON p.id = d.problem_id
     JOIN roofline f ON f.kind = (
@@ -302,10 +296,9 @@ class Leases(Part):
                     continue
                 problem = problem_of(unit).with_m(unit["unit_m"])
                 key = {
-                    "problem": self._problem_id(conn, problem),
-                    "environment": unit["environment"],
+                    "problem": self._problem_id(conn, problem), "environment": unit["environment"],
                     "covers": unit["covers"],
-                }
+                }  # fmt: skip
                 claimed = conn.execute(CLAIM, {**facts, **key}).fetchall()
                 if not claimed:
                     continue

@@ -33,6 +33,13 @@ UPDATE demand SET solution_id = (SELECT l.solution_id FROM look_up l
     WHERE l.problem_id = demand.problem_id AND l.environment_id = demand.environment_id)
 WHERE environment_id = ?
 """
+# What a call costs of `d`, a row of demand, with its problem `p`, roofline `f` and solution `s` or none: as the view
+# problem_cost says it, which would look the first two up once more for each of 10,000 problems.
+COST: Final = """
+CASE WHEN s.others > 0.15 AND d.sampled_calls >= 4 THEN d.sampled_us / d.sampled_calls
+    ELSE coalesce(s.baseline_us, d.sampled_us / nullif(d.sampled_calls, 0),
+        p.flops / f.flops_per_us + p.bytes / f.bytes_per_us + f.call_us) END
+"""
 MAX_REMEMBERED: Final = 65_536  # problems; more than any model has shapes
 
 _NAMES: Final = ("id", "text", "rest", "operands", *COLUMNS, "m_fine", "m_coarse", "flops", "bytes")

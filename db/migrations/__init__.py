@@ -28,6 +28,7 @@ APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLi
 STEPS: Final = tuple(sorted(Path(__file__).parent.glob("[0-9][0-9][0-9][0-9]_*.sql")))
 SCHEMA: Final = len(STEPS)
 NEXT: Final = "\n-- next\n"  # between the statements of schema.sql
+_MOST_STEPS: Final = 10_000  # a damaged header may say any number
 # Two steps had one number once. A database that ran them under their old names learns the new ones: it runs none twice
 _RENAMED: Final = (("0015_summaries", "0016_summaries"), ("0016_identity", "0017_identity"))
 _RECORD: Final = (  # as sqlite-utils makes it, to the letter
@@ -73,6 +74,18 @@ def too_new(path: Path, version: int) -> str:
         f"{path}: schema {version}, this gemmtuned knows {SCHEMA}. Upgrade gemmtuned here, or set GEMMTUNED_DB to "
         "another file; reading it still works, counts of programs with this version are not kept"
     )
+
+
+def refuse_newer_header(path: Path) -> None:
+    """Raise StoreError for a damaged file that says a newer schema: it is not ours to build anew.
+
+    Only with no connection of ours to it, as `faults.refuse_strange`.
+    """
+    with path.open("rb") as file:
+        head = file.read(72)
+    application, version = int.from_bytes(head[68:72], "big"), int.from_bytes(head[60:64], "big")
+    if application == APPLICATION_ID and SCHEMA < version < _MOST_STEPS:
+        raise StoreError(too_new(path, version))
 
 
 def identity(conn: sqlite3.Connection) -> tuple[int, int]:

@@ -1,0 +1,66 @@
+"""The log of a database that lay here before: `mv` puts another file in its place, and leaves the log.
+
+SQLite would take it for the new file's and read its pages over those of that, which is then damaged.  It is told by
+what was seen of it beside the file before: its number, which a later log may have again, and the first half of its
+salt, which rises by one each time a log begins anew and is drawn by chance for another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.db.files import identity
+
+SET_ASIDE: Final = ".replaced-wal"  # behind the database's name: one, for who wants the last counts of the file before
+_BEGAN_ANEW: Final = 1 << 20  # times at most, in the life of a program
+
+
+class Log:
+    """What a process has seen of the log of its database."""
+
+    def __init__(self) -> None:
+        self._db: tuple[int, int] | None = None
+        self._log: tuple[int, int] | None = None
+        self._salt: int | None = None
+
+    def note(self, path: Path, db: tuple[int, int] | None) -> None:
+        """The database at path is open, and is that file: the log beside it is its own."""
+        log = identity(_log_of(path))
+        if self._salt is None or (db, log) != (self._db, self._log):
+            self._db, self._log, self._salt = db, log, _salt(path)
+
+    def is_of_another(self, path: Path, db: tuple[int, int]) -> bool:
+        """Whether what lies beside this database, which is not open yet, is the log of the file before."""
+        if self._db in (None, db) or self._salt is None or identity(_log_of(path)) != self._log:
+            return False
+        salt = _salt(path)
+        return salt is not None and (salt - self._salt) % (1 << 32) < _BEGAN_ANEW
+
+
+def put_away(path: Path) -> Path:
+    """Move the log that lies beside this database out of the way, under the lock; what others share goes with it."""
+    to = path.with_name(path.name + SET_ASIDE)
+    _log_of(path).replace(to)
+    with contextlib.suppress(FileNotFoundError):
+        path.with_name(f"{path.name}-shm").unlink()
+    return to
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _salt(path: Path) -> int | None:
+    """Of a log that holds anything. SQLite's locks are on the other two files, so it may be opened and closed."""
+    try:
+        fd = os.open(_log_of(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        head = os.read(fd, 32)
+    finally:
+        os.close(fd)
+    return int.from_bytes(head[16:20], "big") if len(head) == 32 else None
