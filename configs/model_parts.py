@@ -12,6 +12,11 @@ from typing import Any, Final
 
 from gemmtuned.configs.model_reader import Layers, Reader
 
+# Products with two operands of 8 bits; how X is scaled and added up is the program's to say
+_TUNED: Final = (
+    ("fp8_e4m3", "tensor"), ("fp8_e4m3", "row"), ("fp8_e4m3", "1x128"), ("i8", "tensor"), ("i8", "row"),
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -57,6 +62,8 @@ class Weight:
             return "how its weights are quantised is not understood, so nothing is planned for it"
         if self.dtype == "fp32":
             return "kept in fp32 beside the model's dtype: counted in programs, not planned"
+        if (self.dtype, self.scale) in _TUNED:
+            return "its weights are quantised: tuned as programs call them (on GPUs), not planned"
         return "its weights are quantised: counted in programs, not tuned by this version" if self.dtype else ""
 
 

@@ -33,7 +33,8 @@ def dtype(text: str) -> str:
     short = text.lower().removeprefix("torch.").removeprefix("dtypes.")
     if short == "fp8":  # AITER's word for the device's own of four formats
         raise typer.BadParameter(
-            "fp8 products are counted but not tuned by this version; gemmtuned import keeps tables"
+            "fp8 is one of four formats, with scales: name the problem, such as "
+            "scaled:fp8_e4m3>bf16:8x4096x7168,scale=row"
         )
     return choice(tuple(DTYPES))(DTYPE_NAMES.get(short, short))
 

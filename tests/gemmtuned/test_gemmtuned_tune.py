@@ -208,8 +208,8 @@ def test_libraries_without_a_backend_here_are_named(
     [
         (["--space", "num_warps=3x"], "'3x' is not a whole number"),
         (["--space", "num_warps=4,,8"], "'' is not a whole number"),
-        (["--indtype", "fp8"], "not tuned by this version"),
-        (["--outdtype", "fp8"], "not tuned by this version"),
+        (["--indtype", "fp8"], "name the problem, such as scaled:fp8_e4m3>bf16:8x4096x7168,scale=row"),
+        (["--outdtype", "fp8"], "name the problem, such as scaled:fp8_e4m3>bf16:8x4096x7168,scale=row"),
     ],
 )
 def test_values_that_cannot_be_are_refused(
