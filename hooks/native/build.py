@@ -133,9 +133,28 @@ def missing(cache: Path) -> str:
         return f"nothing is counted or routed: {path} is not what was built. Run: gemmtuned doctor --build"
     if why is not None:
         return f"nothing is counted or routed: the native hook does not build: {why}. See: gemmtuned doctor"
+    if path is not None and _in_work(path):
+        return "nothing is counted or routed yet: the native hook is being built, and is used here once it is there"
     return (
         "nothing is counted or routed: the native hook is not built for this torch yet. Run: gemmtuned doctor --build"
     )
+
+
+def _in_work(path: Path) -> bool:
+    """Whether a process builds the library at this moment, such as a daemon that has just been started."""
+    try:
+        lock = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def build(cache: Path) -> Path:

@@ -1,6 +1,7 @@
 """The native hook's place in the cache: what lies there is mapped only when it is what was built."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -50,6 +51,24 @@ def test_a_library_that_is_not_what_was_built_is_not_mapped_and_said_in_one_line
     assert path == "off"
     assert note.endswith("is not what was built. Run: gemmtuned doctor --build")
     assert done.ours == [f"gemmtuned: {note}"]
+
+
+def test_a_program_that_starts_while_the_library_is_built_says_that_it_comes(home: Home, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    there = library_path(cache)
+    assert there is not None
+    there.parent.mkdir(parents=True)
+    notes = []
+    with there.with_suffix(".lock").open("w") as lock:
+        for how in (fcntl.LOCK_EX, fcntl.LOCK_UN):
+            fcntl.flock(lock, how)
+            done = home.run(PROGRAM, GEMMTUNED_CACHE=str(cache))
+            notes.append(done.said[1])
+            assert done.ours == [f"gemmtuned: {notes[-1]}"]
+
+    building = "nothing is counted or routed yet: the native hook is being built, and is used here once it is there"
+    assert notes[0] == building
+    assert notes[1].endswith("Run: gemmtuned doctor --build")
 
 
 @pytest.mark.long
