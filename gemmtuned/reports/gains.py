@@ -119,7 +119,9 @@ def _crowded_notes(crowded: Sequence[Row]) -> Iterator[str]:
     )
     again = sum(row["recheck"] is not None and row["state"] in LIVE_STATES for row in crowded)
     if again:
-        yield f"{again} of them wait for a daemon that finds the device idle, to be measured again"
+        them = f"{again} of them" if len(crowded) > 1 else "it"
+        wait = "waits" if again == 1 else "wait"
+        yield f"{them} {wait} for a daemon that finds the device idle, to be measured again"
 
 
 def _is_invariant(row: Row) -> bool:

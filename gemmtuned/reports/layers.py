@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.moment import duration, span
 from gemmtuned.reports.coverage import frozen_notes
-from gemmtuned.reports.render import Column, Report, Table, count, factor, percent, several
+from gemmtuned.reports.render import Column, Report, Table, against_stock, count, factor, percent, several
 
 BEST: Final = "default_best"  # the state of a verdict that says torch's own kernel is best
 _KEY: Final = ("family", "batch", "n", "k", "dtype", "wdtype", "device", "threads")
@@ -77,8 +77,7 @@ def report(
         Column("none", "no verdict", percent),
     )
     window = span(since_s)
-    gain = f"{factor(gain_of_all(rows))} faster than on" if any(row["faster"] for row in rows) else "as on"
-    lines = [f"GEMM time of the last {window}: {gain} stock torch"] if rows else []
+    lines = [f"GEMM time of the last {window}: {against_stock(gain_of_all(rows))}"] if rows else []
     table = Table("rows", columns, rows, empty=f"No GEMM was recorded in the last {window}.")
     facts = {
         "by": "layer",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.moment import duration
 from gemmtuned.reports.layers import gain_of_all, layers
-from gemmtuned.reports.render import clean, count, factor, percent
+from gemmtuned.reports.render import against_stock, clean, count, factor, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,7 @@ class ModelLayers(Sequence[dict[str, Any]]):
             )
 
     def _notes(self) -> list[str]:
-        notes = [f"{factor(self.gain)} faster than on stock torch, all together"] if self._rows else []
+        notes = [f"{against_stock(self.gain)}, all together"] if self._rows else []
         if self.unseen:
             notes.append(f"not called yet, or not recorded: {', '.join(clean(n) for n in patterns(self.unseen))}")
         return notes

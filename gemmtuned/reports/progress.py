@@ -36,20 +36,29 @@ def progress(*, quiet: bool = False, lines: bool = False, steady: bool = False) 
 
 
 class Left:
-    """How long the rest may take, from how long what was done took: as text, "" while nothing is known."""
+    """How long the rest may take, from how long what was done took: as text, "" while nothing is known.
+
+    Between two ends it counts down, by half of what one takes at most: it never counts up.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first: tuple[float, int] | None = None  # when it was first called, and how much was done then
+        self._last = 0.0, 0  # when what is done now was, and how much that is
 
     def __call__(self, done: int, total: int) -> str:
         now_s = self._clock()
         if self._first is None:
-            self._first = now_s, done
+            self._first = self._last = now_s, done
         since_s, before = self._first
+        if done != self._last[1]:
+            self._last = now_s, done
         if done <= before or done >= total:
             return ""
-        return f"about {duration((now_s - since_s) / (done - before) * (total - done) * 1e6)} left, "
+        ended_s, _ = self._last
+        each_s = (ended_s - since_s) / (done - before)
+        left_s = each_s * (total - done) - min(now_s - ended_s, each_s / 2)
+        return f"about {duration(left_s * 1e6)} left, "
 
 
 class _Lines:

@@ -105,6 +105,11 @@ def factor(value: float) -> str:
     return f"{value:.2f}x"
 
 
+def against_stock(gain: float) -> str:
+    """`1.63x faster than on stock torch`, or that no difference can be seen in two digits."""
+    return "as on stock torch" if factor(gain) == "1.00x" else f"{factor(gain)} faster than on stock torch"
+
+
 def small(value: float) -> str:
     """An error figure: 3.1e-07."""
     return f"{value:.1e}"

@@ -30,7 +30,10 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float, recorded: int, unse
     states = {state: sum(row["state"] == state for row in rows) for state in _STATES}
     notes = more(shown, ordered)
     if states["queued"]:
-        notes.append("gemmtuned daemon tunes them while the machine is idle, gemmtuned tune PROBLEM at once.")
+        notes.append(
+            "gemmtuned daemon tunes them while the machine is idle, gemmtuned tune at once, gemmtuned tune PROBLEM one "
+            "of them."
+        )
     if states["untunable"]:
         notes.append(f"{count(states['untunable'])} of them this version cannot tune: it has no family for them.")
     if states["stale"]:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import gemmtuned
 from gemmtuned.cli import build
 from gemmtuned.reports.of_model import patterns
+from gemmtuned.reports.render import against_stock
 
 
 @pytest.fixture
@@ -101,3 +102,8 @@ def test_weights_that_are_no_linear_layer_have_names_too(home: Path) -> None:
     }
     assert seen.unseen == ("attn.v_proj_weight", "attn.out_proj")
     assert list(seen.frame()["modules"]) == [row["modules"] for row in seen]
+
+
+@pytest.mark.parametrize(("gain", "told"), [(1.0, "as on"), (1.004, "as on"), (1.02, "1.02x faster than on")])
+def test_a_gain_that_two_digits_do_not_show_is_not_called_faster(gain: float, told: str) -> None:
+    assert against_stock(gain) == f"{told} stock torch"

@@ -244,7 +244,7 @@ def test_only_what_is_in_use_waits_to_be_measured_again() -> None:
     said = " ".join(gains_report(rows, every=True, limit=0, now_us=1).notes)
     retired = " ".join(gains_report(rows[1:], every=True, limit=0, now_us=1).notes)
 
-    assert "3 problems were timed while others used" in said and "1 of them wait for a daemon" in said
+    assert "3 problems were timed while others used" in said and "1 of them waits for a daemon" in said
     assert "2 problems were timed while others used" in retired and "wait for a daemon" not in retired
 
 

@@ -138,6 +138,11 @@ def test_how_long_the_rest_may_take_goes_by_what_is_done() -> None:
     assert left(2, 10) == ""  # what was done before is nobody's pace
     now[0] = 6.0
     assert left(4, 10) == "about 18.0 s left, "
+    now[0] = 7.0
+    assert left(4, 10) == "about 17.0 s left, "
+    now[0] = 60.0
+    assert left(4, 10) == "about 16.5 s left, ", "one that takes long: it stands still, and counts up no second"
+    assert left(5, 10) == "about 100 s left, "
     assert left(10, 10) == ""
 
 
