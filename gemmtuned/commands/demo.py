@@ -56,11 +56,14 @@ def demo(
         else:
             _say("This machine is slow, then, or something is not in order: gemmtuned doctor says what.")
         raise typer.Exit(TryLater.exit_code)
-    median, low, _ = result.gain(result.after)
-    if low > 1.0:
+    median, _, _ = result.gain(result.after)
+    slower = f"{result.slower()} of {several(len(result.after['hooked']), 'round')} went slower"
+    if result.is_clear():
         _say(f"{median:.2f}x in {result.took_s:.0f} s, in processes that were never restarted.")
+        if result.slower():
+            _say(f"{slower}; other programs used {_of_cpus(others.share())} meanwhile.")
     else:
-        _say(f"No clear gain here ({median:.2f}x, and one round was slower): where torch is best it stays.")
+        _say(f"No clear gain here ({median:.2f}x, and {slower}): where torch is best it stays.")
     _say(f"The outputs of both differ by {result.difference:.1e} of their sum.")
     _say("")
     _say("Look at what it found:")
@@ -68,7 +71,7 @@ def demo(
         _say(f"    GEMMTUNED_HOME={folder} gemmtuned {command}")
     _say("")
     _say("Your own program:  GEMMTUNED=1 python serve.py      and beside it:  gemmtuned daemon")
-    if low <= 1.0:
+    if not result.is_clear():
         share = others.share()
         when = "run it again when they rest" if share > CROWDED else "they were not in the way"
         complain(f"other programs used {_of_cpus(share)} meanwhile: {when}")

@@ -24,6 +24,7 @@ from gemmtuned.reports.render import several
 
 ROUNDS: Final = 9
 LEAST_ROUNDS: Final = 3  # as many at any rate,
+ROUNDS_FOR_ONE_SLOWER: Final = 8  # of which one may be slower, see Result.is_clear
 ROUND_S: Final = 0.5  # of decoding, each program in each round
 ROUNDS_S: Final = 12.0  # no round begins after this: beside others, all take longer
 TUNE_S: Final = 30  # seconds for the daemon; what is not tuned by then stays as it was
@@ -49,8 +50,23 @@ class Result:
 
     def gain(self, figures: dict[str, list[float]]) -> tuple[float, float, float]:
         """(median, lowest, highest) over the rounds of hooked by plain tokens/s."""
-        ratios = sorted(h / p for h, p in zip(figures["hooked"], figures["plain"], strict=True))
+        ratios = self._ratios(figures)
         return statistics.median(ratios), ratios[0], ratios[-1]
+
+    def slower(self) -> int:
+        """In how many rounds after tuning the hooked one was no faster."""
+        return sum(ratio <= 1.0 for ratio in self._ratios(self.after))
+
+    def is_clear(self) -> bool:
+        """Whether the gain is no matter of chance: of eight rounds or more one may be slower, of fewer none.
+
+        Two programs of one speed would give that in one run of fifty with nine rounds (of 512 ways ten).
+        """
+        return self.slower() <= (len(self.after["hooked"]) >= ROUNDS_FOR_ONE_SLOWER)
+
+    @staticmethod
+    def _ratios(figures: dict[str, list[float]]) -> list[float]:
+        return sorted(h / p for h, p in zip(figures["hooked"], figures["plain"], strict=True))
 
 
 class _Program:

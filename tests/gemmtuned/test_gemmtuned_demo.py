@@ -65,12 +65,15 @@ def test_a_demo_that_found_nothing_says_so_and_points_at_nothing(
     assert len(folders) == 1 and not folders[0].exists()
 
 
-@pytest.mark.parametrize("low", [1.2, 0.9])
+@pytest.mark.parametrize(
+    ("rounds", "slower", "clear"),
+    [(3, 0, True), (3, 1, False), (7, 1, False), (8, 1, True), (9, 1, True), (9, 2, False)],
+)
 def test_a_demo_ends_with_the_gain_and_where_to_look(
-    low: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rounds: int, slower: int, clear: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found_some(home: Path, **options: Any) -> loop.Result:
-        figures = {"plain": [10.0] * 3, "hooked": [10 * low, 15.0, 15.0]}
+        figures = {"plain": [10.0] * rounds, "hooked": [9.0] * slower + [15.0] * (rounds - slower)}
         return loop.Result(home, "cpu", figures, figures, verdicts=3, took_s=58.0)
 
     monkeypatch.setattr(loop, "run", found_some)
@@ -79,8 +82,10 @@ def test_a_demo_ends_with_the_gain_and_where_to_look(
     lines = done.stdout.splitlines()
 
     assert done.exit_code == 0
-    assert ("1.50x in 58 s, in processes that were never restarted." in lines) == (low > 1)
-    assert any(line.startswith("No clear gain here (1.50x") for line in lines) == (low < 1)
+    assert ("1.50x in 58 s, in processes that were never restarted." in lines) == clear
+    told = f"{slower} of {rounds} rounds went slower"
+    assert any(line.startswith(f"{told}; other programs used ") for line in lines) == (clear and slower > 0)
+    assert any(line.startswith(f"No clear gain here (1.50x, and {told})") for line in lines) == (not clear)
     assert f"    GEMMTUNED_HOME={tmp_path / 'new'} gemmtuned coverage" in lines, "whole, to be copied"
 
 
