@@ -154,6 +154,11 @@ def refuse_strange(path: Path) -> None:
         raise _no_database(path, what)
 
 
+def no_database(path: Path) -> StoreError:
+    """The error to raise where no program has counted yet."""
+    return StoreError(f"{path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB")
+
+
 def _no_database(path: Path, what: str) -> StoreError:
     what = what if "database" in what else f"{what}, no database"
     return StoreError(f"{path}: {what}; it is left as it is. Set GEMMTUNED_DB to another file")

@@ -36,7 +36,7 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
-    for pragma in (
+    pragmas = (
         "synchronous = NORMAL",  # counts survive a kill; installs ask for FULL
         "wal_autocheckpoint = 0",
         f"journal_size_limit = {JOURNAL_LIMIT_BYTES}",
@@ -44,8 +44,14 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
         "secure_delete = OFF",  # where it is on, as in Debian, each page that becomes free is written, too
         "trusted_schema = OFF",
         "temp_store = MEMORY",
-    ):
-        conn.execute(f"PRAGMA {pragma}").fetchall()
+    )
+    try:
+        for pragma in pragmas:
+            conn.execute(f"PRAGMA {pragma}").fetchall()
+    except BaseException:  # the traceback would keep it open, and with it the log and the memory that it shares
+        leave_log(conn)  # which may be what it cannot be read with
+        conn.close()
+        raise
     return conn
 
 

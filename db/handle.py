@@ -73,6 +73,7 @@ class Handle:
         self.refuse_untouchable()
         found = identity(self.named)
         if self.conn is not None and found == self.file:
+            self.log.note(self.path, found)
             return self.conn
         self.drop(locked=locked)
         self.path = self.named.resolve()  # a link on the way may point elsewhere by now
@@ -81,9 +82,7 @@ class Handle:
             found = identity(self.path)
         if found is None:
             if not self._create:
-                raise StoreError(
-                    f"{self.path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB"
-                )
+                raise faults.no_database(self.path)
             make(self.path)
             found = identity(self.path)
         elif self.log.is_of_another(self.path, found):

@@ -27,10 +27,13 @@ class Log:
         self._salt: int | None = None
 
     def note(self, path: Path, db: tuple[int, int] | None) -> None:
-        """The database at path is open, and is that file: the log beside it is its own."""
+        """The database at path is open, and is that file: the log beside it is its own, once it holds anything."""
         log = identity(_log_of(path))
-        if self._salt is None or (db, log) != (self._db, self._log):
-            self._db, self._log, self._salt = db, log, _salt(path)
+        if self._salt is not None and (db, log) == (self._db, self._log):
+            return
+        salt = _salt(path)
+        if identity(path) == db:  # else it was replaced just now, and what was read may be that one's log
+            self._db, self._log, self._salt = db, log, salt
 
     def is_of_another(self, path: Path, db: tuple[int, int]) -> bool:
         """Whether what lies beside this database, which is not open yet, is the log of the file before."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.errors import StoreBusy, StoreError
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store
@@ -66,8 +66,8 @@ class Caretaker:
         self._store.refuse_newer()
         found = self._store.lies_at() or (0, 0)
         before, self._file = self._file, found
-        if self._is_older(same=before == found):
-            logger.warning("an older copy was written over the database path=%s", self._store.path)
+        if what := self._written_over(same=before == found):
+            logger.warning("%s path=%s", what, self._store.path)
             self._is_behind = True
         if before in (None, found):
             return self._is_put_down()
@@ -84,10 +84,11 @@ class Caretaker:
         self._is_behind, self._examined_s = False, float("-inf")
         return True
 
-    def _is_older(self, *, same: bool) -> bool:
-        """Whether the same file is behind what it was: `cp` writes over it, and its name and number stay.
+    def _written_over(self, *, same: bool) -> str:
+        """What became of the same file, or "": `cp` writes over it, and its name and number stay.
 
-        Asked where the file was written since, on a connection of its own: one that was open knows its old pages.
+        Asked where the file was written since, on a connection of its own: one that was open knows its old pages, and
+        would not meet what cannot be read of the new ones.
         """
         from gemmtuned.db import queries
 
@@ -95,12 +96,16 @@ class Caretaker:
             facts = self._store.path.stat()
             written = facts.st_size, facts.st_mtime_ns
             if same and written == self._written:
-                return False
+                return ""
             before, self._generation = self._generation, queries.generation(self._store.path)
         except OSError:
-            return False
+            return ""
+        except StoreBusy:
+            raise
+        except StoreError:
+            return "the database was written over, and cannot be read as it lies" if same else ""
         self._written = written
-        return same and self._generation < before
+        return "an older copy was written over the database" if same and self._generation < before else ""
 
     def _mind_size(self, now_s: float) -> None:
         """Look at every page once a day, and at once when the file became shorter: it never does by itself."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hooked import opened
 from store_cases import add, open_store
 
 from gemmtuned.configs.errors import StoreError
@@ -115,3 +117,23 @@ def test_a_log_is_known_by_its_salt_and_not_by_its_number_alone(tmp_path: Path, 
         file.write(bytes(16) + ((salt + later) % (1 << 32)).to_bytes(4, "big"))
 
     assert seen.is_of_another(path, identity(path) or (0, 0)) is same
+
+
+def test_a_database_that_cannot_be_opened_is_not_left_open(tmp_path: Path) -> None:
+    """What would stay open shares the log and its memory with who opens it next, in this process."""
+    store = open_store(tmp_path)
+    for m in range(1, 300):
+        add(store, 1, m)
+    store.close()
+    data = bytearray(store.path.read_bytes())
+    data[4096:] = bytes(len(data) - 4096)
+    store.path.write_bytes(data)
+    gc.disable()
+    try:
+        for _ in range(5):
+            with pytest.raises(StoreError, match="damaged"):
+                open_store(tmp_path, create=False)
+        held = [target for target in opened().values() if target.startswith(str(store.path))]
+    finally:
+        gc.enable()
+    assert held == []
