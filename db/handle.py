@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 MAX_WAL_BYTES: Final = 4 << 20  # above this a writer checkpoints, for some 15 ms; else only the daemon does
 LONG_LOG_BYTES: Final = 64 << 20  # no program adds to a longer one: a reader keeps it from being cut
 LAST_LOG_BYTES: Final = 256 << 20  # ... but what it counted last, at its end; that to any, where the disk has this
+_OTHERS_CLOSE_S: Final = 0.02
 LAST_ROOM_BYTES: Final = 1 << 30  # room and more: what is not written then is lost
 _READER: Final = (
     "a program has been reading the database for long (an open transaction, in a sqlite3 shell or a notebook): close it"
@@ -118,14 +119,14 @@ class Handle:
         """Make the schema of a new file, or bring an older one up to date."""
         if self._upgrade and migrations.identity(conn)[1]:
             migrations.load()  # takes longer than most upgrades: others are not to wait for it
-        _keep_log(self, conn, locked=locked)
-        if not locked:
-            self.acquire()
+        if locked:
+            _keeps_log(conn, self.timeout_s, wait=True)
+        else:
+            _acquire_with_log(self, conn, self._descriptors)
         try:
-            pending = migrations.pending(conn, self.path)
             if self._descriptors is not None:
                 self._descriptors.find()
-            if pending:
+            if migrations.pending(conn, self.path):
                 failpoints.point("store.migrate")
                 self._migrate(conn)
         finally:
@@ -303,24 +304,39 @@ def _put_log_away(handle: Handle, found: tuple[int, int], *, locked: bool) -> No
             handle.lock.release()
 
 
-def _keep_log(handle: Handle, conn: sqlite3.Connection, *, locked: bool) -> None:
-    """Have a log beside the file. Those who have it open are waited for without the lock: they close it under that."""
+def _acquire_with_log(handle: Handle, conn: sqlite3.Connection, descriptors: Descriptors | None) -> None:
+    """Take the lock once there is a log. Those who have the file open are waited for without it: they close it so."""
     until_s = clock.monotonic() + handle.timeout_s
-    while journal_mode(conn) != "wal":
-        if not locked:
+    handle.acquire()
+    try:
+        while not _keeps_log(conn, handle.timeout_s, wait=clock.monotonic() > until_s):
+            if descriptors is not None:
+                descriptors.find()
+            handle.lock.release()
+            sleep(_OTHERS_CLOSE_S)
             handle.acquire()
-        try:
-            conn.execute(f"PRAGMA busy_timeout = {handle.timeout_s * 1000 if locked else 20:.0f}")
-            conn.execute("PRAGMA journal_mode = WAL").fetchall()
-            return
-        except sqlite3.OperationalError as err:
-            if locked or faults.kind(err) != "busy" or clock.monotonic() > until_s:
-                raise
-        finally:
-            conn.execute(f"PRAGMA busy_timeout = {handle.timeout_s * 1000:.0f}")
-            if not locked:
-                handle.lock.release()
-        sleep(0.02)
+            handle.refuse_untouchable()
+    except StoreBusy:
+        raise  # it is not held
+    except BaseException:
+        handle.lock.release()
+        raise
+
+
+def _keeps_log(conn: sqlite3.Connection, timeout_s: float, *, wait: bool) -> bool:
+    """Have a log beside the file. False where another has the file open; with `wait` SQLite waits, and raises then."""
+    if journal_mode(conn) == "wal":
+        return True
+    try:
+        conn.execute(f"PRAGMA busy_timeout = {timeout_s * 1000 if wait else 20:.0f}")
+        conn.execute("PRAGMA journal_mode = WAL").fetchall()
+    except sqlite3.OperationalError as err:
+        if wait or faults.kind(err) != "busy":
+            raise
+        return False
+    finally:
+        conn.execute(f"PRAGMA busy_timeout = {timeout_s * 1000:.0f}")
+    return True
 
 
 def _has_room(folder: Path) -> bool:

@@ -22,6 +22,7 @@ from gemmtuned.configs.real import allocate_lock, sleep
 from gemmtuned.db.descriptors import identity_of
 
 STOPPED: Final = "stopped"
+_HIGH: Final = 640  # below the usual limit of 1024
 
 
 class LockFile:
@@ -69,7 +70,7 @@ class LockFile:
     def _opened(self, *, make: bool) -> int:
         if self._fd is None or not self._is_open() or not self._is_current(make=make):
             self.close()
-            self._fd = open_lock(self.path)
+            self._fd = out_of_the_way(open_lock(self.path))
             self._which = identity_of(self._fd)
         return self._fd
 
@@ -104,6 +105,20 @@ class LockFile:
         """In the child: forget what the parent holds. Closing a copy does not free the parent's lock."""
         self._thread = allocate_lock()
         self.close()
+
+
+def out_of_the_way(fd: int) -> int:
+    """The same file under a number that no file of a program gets which has closed ours: new ones get the lowest.
+
+    Between a look at whose a descriptor is and its close another thread may run.  As it was where no such number is to
+    be had.
+    """
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:
+        return fd
+    os.close(fd)
+    return high
 
 
 def lies_at(path: Path) -> tuple[int, int] | None:

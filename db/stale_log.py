@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.db.files import identity
+from gemmtuned.db.lockfile import out_of_the_way
 
 SET_ASIDE: Final = ".replaced-wal"  # behind the database's name: one, for who wants the last counts of the file before
 _BEGAN_ANEW: Final = 1 << 20  # times at most, in the life of a program
@@ -59,7 +60,7 @@ def _log_of(path: Path) -> Path:
 def _salt(path: Path) -> int | None:
     """Of a log that holds anything. SQLite's locks are on the other two files, so it may be opened and closed."""
     try:
-        fd = os.open(_log_of(path), os.O_RDONLY | os.O_CLOEXEC)
+        fd = out_of_the_way(os.open(_log_of(path), os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
         return None
     try:

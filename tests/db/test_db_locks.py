@@ -299,6 +299,37 @@ def test_a_lock_file_is_still_one_lock(tmp_path: Path) -> None:
     other.release()
 
 
+def test_a_file_of_the_program_never_gets_the_number_of_a_lock_that_it_closed(tmp_path: Path) -> None:
+    """A look at whose a descriptor is and its close are two steps, and another thread may run between them."""
+    lock = LockFile(tmp_path / "x.lock")
+    assert lock.acquire(1)
+    held = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(lock.path)]
+    assert len(held) == 1 and held[0] >= 640 and not os.get_inheritable(held[0])
+    os.close(held[0])
+    files = [tempfile.TemporaryFile() for _ in range(9)]  # noqa: SIM115
+    assert held[0] not in {file.fileno() for file in files}
+    lock.release()
+    lock.close()
+    assert all(file.write(b"x") for file in files)
+    for file in files:
+        file.close()
+
+
+def test_where_no_high_number_is_to_be_had_a_lock_is_a_lock(tmp_path: Path) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        one, other = LockFile(tmp_path / "x.lock"), LockFile(tmp_path / "x.lock")
+        assert one.acquire(1) and not other.acquire(0)
+        one.release()
+        assert other.acquire(0)
+        other.release()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_lock_file_that_was_removed_is_not_one_lock_of_two(tmp_path: Path) -> None:
     """Who had it open goes over to what lies there now, also while it waits; to close, no folder comes back."""
     folder = tmp_path / "locks"
