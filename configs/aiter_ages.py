@@ -50,6 +50,9 @@ def places(columns: Sequence[str], *, name: str) -> Places:
     at = {column: i for i, column in reversed([*enumerate(columns)])}
     at |= {ALIASES[column]: i for column, i in at.items() if ALIASES.get(column, column) not in at}
     micro, notes = 1.0, list[str]()
+    timed = [column for column in columns if ALIASES.get(column, column) == "us"]
+    if len(timed) > 1:
+        notes.append(f"{name}: columns {', '.join(timed)} all tell times: {columns[at['us']]} is read")
     has = frozenset(columns[1:] if columns and is_index(columns[0]) else columns)
     listed = has in _GRADLIBS_LIST and _GRADLIBS_NAME.fullmatch(name.rsplit("/", 1)[-1])
     turned = bool(listed) or (has >= _GRADLIB and not has & _AITERS)

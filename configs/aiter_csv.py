@@ -277,8 +277,9 @@ class Reader:
                 continue
             if any(cells):
                 row = self._row(reader, number, line, cells)
-                if row is not None:
-                    yield row
+                if row is None:
+                    continue
+                yield row
                 if self.header.ends and not line.endswith("\n"):
                     self.notes.append(f"{self._name} line {number}: the last row has no line end; read as it stands")
 

@@ -41,6 +41,8 @@ def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
     """
     last, begun = 0, False
     for number, line in enumerate(lines, 1):
+        if line[:1] == "\ufeff":  # of a file that was put behind another
+            line = line.lstrip("\ufeff")
         if len(line) > MAX_LINE:
             raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")
         if line.strip(",;| \t\r\n"):

@@ -6,6 +6,7 @@ They take digits of any script (`٣` is 3), `1_000`, `nan` and `inf`, and raise 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 _DIGITS: Final = 18  # all of such a length fit SQLite's integers
@@ -32,3 +33,15 @@ def decimal(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def odd_count(told: Mapping[str, object], least: Mapping[str, int]) -> str:
+    """What is wrong with the first of these parameters that is no whole number of at least so much; "" for none.
+
+    One that is missing, or None, is left to whoever has a usual value for it.
+    """
+    for name, smallest in least.items():
+        value = told.get(name)
+        if value is not None and (type(value) is not int or value < smallest):
+            return f"{name} is {value!r:.40}, expected a whole number of at least {smallest}"
+    return ""

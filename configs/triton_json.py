@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.aiter_csv import open_text
 from gemmtuned.configs.errors import ProblemError, TableError
+from gemmtuned.configs.numbers import odd_count
 from gemmtuned.configs.padding import coarse_m
 from gemmtuned.configs.problem import MAX_DIM, Problem
 from gemmtuned.configs.solution import Candidate
@@ -263,6 +264,7 @@ _TILES: Final[dict[str, tuple[str, int | None]]] = {
     "warps": ("num_warps", 4),
     "stages": ("num_stages", 2),
 }
+_LEAST: Final = {theirs: int(theirs != "num_stages") for theirs, _ in _TILES.values()}
 _KINDS: Final[dict[str, dict[str, str]]] = {
     "GEMM-A16W16": {},
     "BATCHED_GEMM-A16W16": {"family": "batched"},
@@ -285,7 +287,7 @@ def _fault(key: str, config: object) -> str:
         return f"is {type(config).__name__}, expected an object of parameters"
     plain = (int, float, str, bool, type(None))
     odd = [name for name, value in config.items() if not isinstance(value, plain) and name != "env_vars"]
-    return f"parameter {odd[0][:40]} is no plain value" if odd else ""
+    return f"parameter {odd[0][:40]} is no plain value" if odd else odd_count(config, _LEAST)
 
 
 def _told_by(path: Path) -> tuple[str, str, dict[str, int]]:

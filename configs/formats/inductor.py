@@ -19,7 +19,7 @@ from typing import Any, Final
 from gemmtuned.configs.aiter_columns import DTYPE_NAMES, torch_name
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
-from gemmtuned.configs.numbers import whole
+from gemmtuned.configs.numbers import odd_count, whole
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 
@@ -35,6 +35,8 @@ _TILES: Final = {
     "num_stages": "stages",
 }  # fmt: skip
 _USUAL: Final = {"group": 1}
+_LEAST: Final = {**dict.fromkeys(_TILES, 1), "num_stages": 0}
+_OPS: Final = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}  # and the axes of what they multiply
 
 
 def is_ours(raw: object) -> bool:
@@ -55,29 +57,48 @@ def read(path: Path, raw: Mapping[str, Any]) -> Imported:
                 found.reject(f"{path} entry {number}: key {key[:80]!r} does not name operands and operation")
             elif not isinstance(config, dict) or not isinstance(config.get("template_id"), str):
                 found.reject(f"{path} entry {number}: no template_id")
+            elif wrong := odd_count(config, _LEAST):
+                found.reject(f"{path} entry {number}: {wrong}")
             else:
+                problem = _problem(match)
                 device = match["device"] or ""
                 arch = device.partition(":")[0] if device.startswith("gfx") else ""
                 row = {"key": key, "config": config, "device": device}
-                found.add(number, row, problem=_problem(match), candidate=_candidate(config), arch=arch)
+                found.add(
+                    number,
+                    row,
+                    problem=problem if isinstance(problem, Problem) else None,
+                    why=problem if isinstance(problem, str) else "",
+                    candidate=_candidate(config),
+                    arch=arch,
+                )
     return found
 
 
-def _problem(key: re.Match[str]) -> Problem | None:
-    operands = [
-        (DTYPE_NAMES.get(dtype, dtype), _numbers(size), _numbers(strides))
-        for dtype, size, strides in _OPERAND.findall(key["operands"])
-    ]
-    plain = (key["scalars"] or "alpha=1&beta=1") == "alpha=1&beta=1"
-    adds = key["op"] in ("addmm", "baddbmm")
-    if key["op"] not in ("mm", "bmm", "addmm", "baddbmm") or len(operands) != 2 + adds or not plain:
-        return None
+def _problem(key: re.Match[str]) -> Problem | str:
+    """The product that a key names, or why it is no problem of ours."""
+    op = key["op"]
+    if op not in _OPS:
+        return f"operation {op[:40]} is no problem of gemmtuned's"
+    if (key["scalars"] or "alpha=1&beta=1") != "alpha=1&beta=1":
+        return f"{op} with {key['scalars'][:60]} is no problem of gemmtuned's"
+    try:
+        operands = _operands(key["operands"])
+    except ValueError as err:
+        return str(err)
+    adds = op in ("addmm", "baddbmm")
+    if len(operands) != 2 + adds:
+        return f"{op} of {len(operands)} operands is not known"
     *third, (dtype, x, x_strides), (wdtype, w, w_strides) = operands
-    if len(x) != len(w) or len(x) not in (2, 3):
-        return None
+    if not len(x) == len(w) == _OPS[op] or x[-1] != w[-2] or x[:-2] != w[:-2]:
+        return f"{op} of sizes {x} and {w} does not fit"
+    out = [*x[:-1], w[-1]]
+    for kind, size, _ in third:
+        if kind != dtype or size not in (out, out[-1:]):
+            return f"{op} that adds {kind} of size {size} to {dtype} of {out} is no problem of gemmtuned's"
     family = "dense" if len(x) == 2 else "batched"
     bias = adds and (len(third[0][1]) == 1 or third[0][2][:-1] in ([0], [0, 0]))
-    values = {
+    values: dict[str, Any] = {
         "family": f"{family}_add" if adds and not bias else family, "m": x[-2], "k": x[-1], "n": w[-1],
         "batch": x[0] if len(x) == 3 else 1, "bias": bias, "dtype": dtype, "wdtype": wdtype,
         "layout": _letter(x, x_strides) + _letter(w, w_strides),
@@ -85,12 +106,26 @@ def _problem(key: re.Match[str]) -> Problem | None:
     }  # fmt: skip
     try:
         return Problem(**values)
-    except ProblemError:
-        return None
+    except ProblemError as err:
+        return f"no problem of gemmtuned's: {err}"
+
+
+def _operands(text: str) -> list[tuple[str, list[int], list[int]]]:
+    """(dtype, size, strides) of each. Raises ValueError where one is not made of numbers, as sizes of any length."""
+    odd = _OPERAND.sub("", text).strip(", ")
+    if odd:
+        raise ValueError(f"operand {odd[:60]} is not a type, a size and strides in numbers")
+    return [
+        (DTYPE_NAMES.get(dtype, dtype), _numbers(size), _numbers(strides))
+        for dtype, size, strides in _OPERAND.findall(text)
+    ]
 
 
 def _numbers(text: str) -> list[int]:
-    return [number for part in text.split(",") if (number := whole(part.strip())) is not None]
+    numbers = [whole(part.strip()) for part in text.split(",") if part.strip()]
+    if None in numbers:
+        raise ValueError(f"size [{text[:60]}] cannot be read")
+    return [number for number in numbers if number is not None]
 
 
 def _letter(size: list[int], strides: list[int]) -> str:

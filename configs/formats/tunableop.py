@@ -22,6 +22,7 @@ from gemmtuned.configs.aiter_text import MAX_BAD_ROWS, MAX_LINE
 from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.numbers import decimal
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 
@@ -93,7 +94,15 @@ def _add(found: Imported, number: int, fields: Sequence[str], validators: Mappin
     if sizes[1] != f"{op[3]}{op[4]}".lower():
         found.reject(f"{where}, field 2: {fields[1][:80]!r} has other letters than the operator {fields[0][:80]}")
         return
-    tuned = len(fields) > 2 and fields[2] != "BLAS_PARAMS"
+    tuned = any(fields[2:]) and not fields[2].startswith("BLAS_PARAMS")
+    if tuned and (not fields[2] or decimal(fields[2]) is not None):
+        found.reject(f"{where}, field 3: {fields[2][:80]!r} names no solution")
+        return
+    beyond = next((number for number, text in enumerate(fields[4:], 5) if text), 0)
+    if tuned and beyond and not fields[4].startswith("BLAS_PARAMS"):
+        said = f"{fields[beyond - 1][:80]!r} follows the time, so it is not clear what the time is"
+        found.reject(f"{where}, field {beyond}: {said}")
+        return
     try:
         ms = real(fields[3]) if tuned and len(fields) > 3 else None
     except ValueError:

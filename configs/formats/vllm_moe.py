@@ -22,12 +22,17 @@ from typing import Any, Final
 from gemmtuned.configs.aiter_columns import DTYPE_NAMES
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.numbers import odd_count
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
 
 MOE: Final = "vllm-moe"
 DENSE: Final = "vllm-blockscale"
 _PART: Final = re.compile(r"([A-Za-z_]+)=(\[[^\]]*\]|[^,\[\]]+)(?:,|$)")
+_LEAST: Final = {
+    **dict.fromkeys(("BLOCK_SIZE_K", "BLOCK_SIZE_M", "BLOCK_SIZE_N", "GROUP_SIZE_M", "SPLIT_K", "num_warps"), 1),
+    **dict.fromkeys(("num_stages", "waves_per_eu", "matrix_instr_nonkdim", "kpack"), 0),
+}
 _SIZE: Final = re.compile(r"[0-9]{1,10}")
 _TILES: Final = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K"}
 # (dtype of X, of W) -> the name in the file
@@ -141,9 +146,11 @@ def _fault(key: str, config: object) -> str:
         return "not a token count"
     if not isinstance(config, dict) or not set(config) >= _TILES:
         return f"no tile, expected {', '.join(sorted(_TILES))}"
-    for name in sorted(_TILES):
-        if type(config[name]) is not int or config[name] < 1:
-            return f"{name} is {config[name]!r:.40}, expected a whole number of at least 1"
+    wrong = next((f"{name} is None" for name in sorted(_TILES) if config[name] is None), "") or odd_count(
+        config, _LEAST
+    )
+    if wrong:
+        return wrong
     odd = [name for name, value in config.items() if not isinstance(value, (int, str, type(None)))]
     return f"parameter {odd[0][:40]} is no plain value" if odd else ""
 
