@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.model_files import with_files
 from gemmtuned.configs.model_layers import ALIASES, MODELS
 from gemmtuned.configs.model_lines import described, make, sections
 from gemmtuned.configs.model_parts import Weight, ahead
@@ -35,6 +36,7 @@ BESIDE: Final[dict[str, dict[str, str]]] = {
 }  # fmt: skip
 _BESIDE_KEY: Final = "hf_quant_config"  # where read_config puts what stands in it
 _NAME_KEY: Final = "folder_name"
+FOLDER_KEY: Final = "folder_path"
 MOST_BYTES: Final = 64 << 20
 _VOCAB_PAD: Final = 64  # engines that split the vocabulary pad it to this first
 
@@ -63,7 +65,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         if (beside := path.with_name(name)).exists() and not (told and usual):  # config.json has the quantiser's whole
             config[_BESIDE_KEY] = {**usual, **_json(beside)}
             break
-    return {**config, _NAME_KEY: path.absolute().parent.name}
+    return {**config, _NAME_KEY: path.absolute().parent.name, FOLDER_KEY: str(path.absolute().parent)}
 
 
 def _instead(folder: Path) -> str:
@@ -193,8 +195,9 @@ def _plan(config: Mapping[str, Any], *, tp: int, fused: bool, ep: int) -> Plan:
     if fused:  # transformers builds no heads that guess ahead
         weights += ahead(r, weights)
     rules = rules_of(config, config.get(_BESIDE_KEY), name=str(config.get(_NAME_KEY, "")))
+    rules, beside = with_files(rules, str(config.get(FOLDER_KEY, "")), dtype_of(config))
     weights = applied(weights, rules)
-    found = Plan(kind, dtype_of(config), weights, [*notes, *(rules.notes if rules else [])])
+    found = Plan(kind, dtype_of(config), weights, [*notes, *(rules.notes if rules else []), *beside])
     if fused:
         found.weights = served(weights, r, tp=tp, ep=ep)
     if r.values.get("attn_res_block_size"):

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.model_files import with_files
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_quant import applied, rules_of
-from gemmtuned.configs.model_shapes import Plan, dtype_of, split
+from gemmtuned.configs.model_shapes import FOLDER_KEY, Plan, dtype_of, split
 
 # `model.layers.7.mlp.up_proj` is `mlp.up_proj` of layer 7; what stands before tells towers and decoders apart
 _LAYER = re.compile(r"^(?P<before>.*?)\b(?P<list>[A-Za-z_]+)\.(?P<number>\d+)\.(?P<name>.+)$")
@@ -46,12 +47,13 @@ def built(config: Mapping[str, Any], *, tp: int = 1, ep: int = 1) -> Plan:
     class_ = type(model).__name__
     weights = _weights(_linears(torch, model), f"{class_} of transformers builds it")
     rules = rules_of(config, config.get("hf_quant_config"), name=str(config.get("folder_name", "")))
+    rules, beside = with_files(rules, str(config.get(FOLDER_KEY, "")), dtype_of(config))
     weights = applied(weights, rules)
     where = "one device" if tp == 1 else f"one of {tp} ranks"
     notes = [f"layers of {class_}, as transformers {transformers.__version__} builds them; {where}, nothing fused"]
     if tp > 1:
         weights = split(_parallel(weights, wanted, notes), tp=tp, ep=ep)
-    return Plan(kind, dtype_of(config), weights, notes + (rules.notes if rules else []))
+    return Plan(kind, dtype_of(config), weights, [*notes, *(rules.notes if rules else []), *beside])
 
 
 # How a rank's share is cut, by transformers' own word for it and, where its plan is silent, by the weight's name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,3 +94,54 @@ def test_each_method_has_its_own_way_to_name_layers(told: dict[str, Any], wanted
 
     assert found["lm_head"] == ("?" if "?" in wanted.values() else "")
     assert {name: found[name] for name in wanted} == wanted
+
+
+# --- what the files beside a config.json say that it does not
+
+
+def safetensors(path: Path, **dtypes: str) -> None:
+    """A file whose header tells these tensors, and that has no weights at all."""
+    header = {name: {"dtype": dtype, "shape": [64, 64], "data_offsets": [0, 0]} for name, dtype in dtypes.items()}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "said"),
+    [
+        ({"a.safetensors": {"q_proj.weight": "BF16"}, "b.safetensors": {"k_proj.weight": "F8_E4M3"}}, {},
+         "b.safetensors has k_proj.weight as F8_E4M3"),
+        ({"a.safetensors": {"q_proj.qweight": "I32"}}, {}, "q_proj.qweight as I32"),
+        ({"a.safetensors": {"experts.down_proj_blocks": "U8"}}, {}, "experts.down_proj_blocks as U8"),
+        ({"a.safetensors": {"q_proj.weight": "BF16", "attn.bias": "BOOL", "position_ids": "I64"}}, {}, ""),
+        ({"a.safetensors": "version https://git-lfs.github.com/spec/v1\n"}, {}, ""),
+        ({"a.safetensors": ""}, {}, ""),
+        ({"model-Q4_K_M.gguf": "GGUF"}, {}, "GGUF files (model-Q4_K_M.gguf)"),
+        ({"model-Q4_K_M.gguf": "GGUF", "a.safetensors": {"q_proj.weight": "BF16"}}, {}, ""),
+        ({}, {"torch_dtype": "float8_e4m3fn"}, "tells dtype float8_e4m3fn"),
+        ({}, {"dtype": "torch.int8"}, "tells dtype int8"),
+    ],
+)  # fmt: skip
+def test_weights_of_other_types_than_the_configs_say_are_not_planned(
+    files: dict[str, Any], config: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "bfloat16", **config}))
+    for name, told in files.items():
+        if isinstance(told, str):
+            (tmp_path / name).write_text(told)
+        else:
+            safetensors(tmp_path / name, **told)
+
+    found = plan(read_config(tmp_path))
+
+    assert {weight.dtype for weight in found.weights} == {"?" if said else ""}
+    assert any(said in note for note in found.notes) if said else not found.notes
+
+
+def test_an_adapter_beside_its_model_is_noted_and_the_model_is_planned(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+
+    found = plan(read_config(tmp_path))
+
+    assert {weight.dtype for weight in found.weights} == {""} and "adapter" in found.notes[0]
