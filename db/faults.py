@@ -104,6 +104,12 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
     return StoreError(f"{path}: {err}")
 
 
+def is_damage(err: StoreError) -> bool:
+    """Whether it says that the file cannot be read as it lies, and not that it could not be asked."""
+    cause = err.__cause__
+    return isinstance(cause, sqlite3.Error | UnicodeDecodeError) and kind(cause) == "corrupt"
+
+
 def _no_more_files(err: Exception, path: Path) -> str:
     """As limit_reached; SQLite does not say why it cannot open a file, so one that is closed to us is that."""
     there = path if path.exists() else path.parent

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.errors import StoreError
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store
@@ -90,7 +90,7 @@ class Caretaker:
         Asked where the file was written since, on a connection of its own: one that was open knows its old pages, and
         would not meet what cannot be read of the new ones.
         """
-        from gemmtuned.db import queries
+        from gemmtuned.db import faults, queries
 
         try:
             facts = self._store.path.stat()
@@ -100,10 +100,10 @@ class Caretaker:
             before, self._generation = self._generation, queries.generation(self._store.path)
         except OSError:
             return ""
-        except StoreBusy:
-            raise
-        except StoreError:
-            return "the database was written over, and cannot be read as it lies" if same else ""
+        except StoreError as err:
+            if not same or not faults.is_damage(err):
+                raise
+            return "the database was written over, and cannot be read as it lies"
         self._written = written
         return "an older copy was written over the database" if same and self._generation < before else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from store_cases import NEW, add, found, open_store, problem
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.daemon.service.caretaker import Caretaker
+from gemmtuned.db import queries
 from gemmtuned.db.migrations import SCHEMA
 from gemmtuned.db.store import Store
 
@@ -58,3 +60,24 @@ def test_what_a_newer_version_wrote_and_cannot_be_read_is_said_to_be_that(store:
         with pytest.raises(StoreError, match="Upgrade gemmtuned here"):
             caretaker.look(now_s)
     assert store.path.read_bytes() == before
+
+
+def test_a_database_that_could_not_be_asked_was_not_written_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caretaker = Caretaker(store)
+    assert not caretaker.look(1000.0)
+    add(store, 1)
+    store.checkpoint()
+
+    def fails(path: Path) -> int:
+        raise StoreError(f"{path}: cannot be opened: too many open files") from sqlite3.OperationalError(
+            "unable to open"
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queries, "generation", fails)
+        with pytest.raises(StoreError, match="too many open files"):
+            caretaker.look(1002.0)
+    assert not caretaker.look(1004.0)
+    assert "written over" not in caplog.text
