@@ -84,7 +84,7 @@ class Handle:
         if found is None:
             if not self._create:
                 raise faults.no_database(self.path)
-            make(self.path)
+            _make(self, locked=locked)
             found = identity(self.path)
         elif self.log.is_of_another(self.path, found):
             _put_log_away(self, found, locked=locked)
@@ -149,6 +149,7 @@ class Handle:
         """End a transaction, if what it is written into is still ours."""
         self.refuse_untouchable()
         conn.execute("COMMIT")
+        self.log.note(self.path, self.file)  # it may have been empty before
 
     def refuse_untouchable(self) -> None:
         """Raise StoreError for a database that this process must not use: a write, or its close, could harm others."""
@@ -289,6 +290,25 @@ class Handle:
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%s",
             self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost,
         )  # fmt: skip
+
+
+def _make(handle: Handle, *, locked: bool) -> None:
+    """An empty file. Where one was removed, it does not get that one's log, nor the memory that its users share.
+
+    To take the memory for a log of its own, SQLite would cut it short under a user that has it mapped: SIGBUS.
+    """
+    if not stale_log.lies_at(handle.path):
+        make(handle.path)
+        return
+    if not locked:
+        handle.acquire()
+    try:
+        if identity(handle.path) is None:  # else another process was faster
+            stale_log.put_away(handle.path)
+            make(handle.path)
+    finally:
+        if not locked:
+            handle.lock.release()
 
 
 def _put_log_away(handle: Handle, found: tuple[int, int], *, locked: bool) -> None:

@@ -44,10 +44,16 @@ class Log:
         return salt is not None and (salt - self._salt) % (1 << 32) < _BEGAN_ANEW
 
 
+def lies_at(path: Path) -> bool:
+    """Whether a log, or what its users share, lies beside where a database would."""
+    return any(identity(path.with_name(f"{path.name}{end}")) is not None for end in ("-wal", "-shm"))
+
+
 def put_away(path: Path) -> Path:
     """Move the log that lies beside this database out of the way, under the lock; what others share goes with it."""
     to = path.with_name(path.name + SET_ASIDE)
-    _log_of(path).replace(to)
+    with contextlib.suppress(FileNotFoundError):
+        _log_of(path).replace(to)
     with contextlib.suppress(FileNotFoundError):
         path.with_name(f"{path.name}-shm").unlink()
     return to

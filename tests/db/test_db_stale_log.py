@@ -73,6 +73,38 @@ def test_the_log_of_a_file_that_was_moved_away_brings_its_last_counts_back(tmp_p
     assert calls(tmp_path / "moved.db") == 5
 
 
+def test_a_new_file_does_not_share_the_memory_of_one_that_was_removed(tmp_path: Path) -> None:
+    """SQLite would cut it short under a user that has it mapped, whom that ends with SIGBUS."""
+    store = open_store(tmp_path)
+    add(store, 5)
+    shared = Path(f"{store.path}-shm")
+    before = identity(shared)
+    store.path.unlink()
+    program = GuestStore(store.path, locks=tmp_path / "locks", timeout_s=30)
+    add(program, 1)
+
+    assert identity(shared) not in (None, before)
+    add(store, 1)
+    assert calls(store.path) == 2
+    store.close()
+
+
+def test_a_log_is_known_that_was_empty_when_it_was_opened(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.checkpoint()
+    store.close()
+    program = GuestStore(store.path, locks=tmp_path / "locks", timeout_s=30)
+    program.let_lie()
+    store.checkpoint()
+    add(program, 5)
+    program.let_lie()
+    put_in_place(store, tmp_path)
+    add(program, 1)
+    program.let_lie()
+    assert calls(store.path) == 101
+    store.close()
+
+
 def test_a_newer_database_that_is_moved_there_is_left_alone(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     add(store, 5)
