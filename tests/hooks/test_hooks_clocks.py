@@ -57,6 +57,23 @@ def stop_clocks():
         function = Function.from_address(id(getattr(time, name)))
         function.definition.contents.run = ctypes.cast(run, ctypes.c_void_p).value
 """
+FREEZEGUN = """
+import datetime
+import freezegun
+
+
+class Stopped(list):
+    def __setitem__(self, at, then):
+        frozen.move_to(datetime.datetime.fromtimestamp(then, datetime.timezone.utc))
+
+
+stopped = Stopped()
+
+
+def stop_clocks():
+    global frozen
+    frozen = freezegun.freeze_time("2000-01-01").start()
+"""
 PROGRAM = """
 import json, os, sys, threading, time, torch
 import gemmtuned
@@ -106,8 +123,10 @@ print(json.dumps(calls[0]))
 """
 
 
-@pytest.mark.parametrize("stop", [BY_NAME, IN_C], ids=["by name", "in C"])
+@pytest.mark.parametrize("stop", [BY_NAME, IN_C, FREEZEGUN], ids=["by name", "in C", "freezegun"])
 def test_clocks_that_the_program_has_stopped_or_set_back_stop_nothing_of_ours(home: Home, stop: str) -> None:
+    if stop == FREEZEGUN:
+        pytest.importorskip("freezegun")
     home.path.mkdir(exist_ok=True)
     publish(home.path / "configs", [published(LINEAR, "onednn")], 0)
     before_us = time.time_ns() // 1000
