@@ -13,6 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 STEP = re.compile(r"^\| (\d+) \| `([\w.]+)` \| `([\w/.]+)` \| (.+) \|$", re.MULTILINE)
 STEPS = STEP.findall((ROOT / "docs/one-call.md").read_text())
+BESIDE = re.findall(
+    r"^\| ([a-z]) \| `([\w.]+)` \| `([\w/.]+)` \| (.+) \|$", (ROOT / "docs/one-call.md").read_text(), re.MULTILINE
+)
 
 
 def exists(name: str, file: Path) -> bool:
@@ -30,9 +33,10 @@ def exists(name: str, file: Path) -> bool:
 def test_the_steps_are_numbered_and_at_most_thirty() -> None:
     assert [int(number) for number, *_ in STEPS] == list(range(1, len(STEPS) + 1))
     assert 20 <= len(STEPS) <= 30
+    assert [letter for letter, *_ in BESIDE] == list("abcdefgh")
 
 
-@pytest.mark.parametrize("step", STEPS, ids=[f"{number}-{name}" for number, name, *_ in STEPS])
+@pytest.mark.parametrize("step", [*STEPS, *BESIDE], ids=[f"{number}-{name}" for number, name, *_ in [*STEPS, *BESIDE]])
 def test_each_step_is_a_function_of_its_file(step: tuple[str, str, str, str]) -> None:
     _, name, file, _ = step
     assert (ROOT / file).is_file(), f"{file} is gone: say in docs/one-call.md where {name} is now"
