@@ -38,8 +38,10 @@ def moe(m: int = 256, **more: Any) -> Problem:
 
 @pytest.fixture(scope="module")
 def interpreted() -> list[dict[str, Any]]:
+    support = Path(__file__).parents[1] / "support"
     env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).parents[1].joinpath("support", "moe_tiles_interpreted.py")
+    env["PYTHONPATH"] = os.pathsep.join([str(support), *filter(None, [env.get("PYTHONPATH")])])
+    script = support / "moe_tiles_interpreted.py"
     done = subprocess.run([sys.executable, "-P", script], env=env, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -6,6 +6,7 @@ X is fp16: Triton's interpreter has no constants of bf16.
 import json
 
 import torch
+from quick_interpreter import make_quick
 
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.cuda.moe_decode import Experts
@@ -81,6 +82,7 @@ def case(quant, act, up, down, *, tokens=21, width=160, inter=96, group=32, bias
     }))  # fmt: skip
 
 
+make_quick()
 case("none", "silu", "64.16.64.4.2", "32.32.32.4.2", bias=True)
 case("tensor", "gelu", "64.16.64.4.2", "128.16.128.4.1", weighted=True, long=True)
 case("row", "silu", "64.32.128.4.2", "64.16.256.4.1", large=2.0**-9)

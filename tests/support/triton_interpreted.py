@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
+from quick_interpreter import make_quick
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
@@ -86,6 +87,7 @@ def tiles_config(rows=16, tokens=16, block_k=16, split=1, group=1, swap=0, warps
 
 
 def main() -> None:
+    make_quick()
     teach_bf16()
     bf16 = torch.bfloat16
     cases = [
