@@ -2,7 +2,8 @@
 
     python -m benchmarks guest [--rounds 9] [--save]
 
-    import_exit_cpu_ms   CPU time, all threads, of a process that imports torch, makes one product and ends; median of 5
+    import_exit_cpu_ms   CPU time, all threads, of a process that imports torch, makes one product and ends:
+                         median of five starts of each arm, in turns
     rss_mib              resident memory after the first flush and a look at the tables
     threads, descriptors, modules   at that moment; modules: names in sys.modules
     fork_ms              os.fork to the end of a child that does nothing, median of 40
@@ -115,7 +116,8 @@ def one(env: dict[str, str]) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-P", __file__, "--child"], env=env, check=True, capture_output=True, text=True
     )
-    return {"import_exit_cpu_ms": statistics.median(cpu_ms(env) for _ in range(SHORT_RUNS)), **json.loads(done.stdout)}
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def measure(rounds: int, home: Path) -> dict[str, Any]:
@@ -128,8 +130,12 @@ def measure(rounds: int, home: Path) -> dict[str, Any]:
         one(env)
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
     for turn in range(rounds):
-        for arm in ("off", "on") if turn % 2 == 0 else ("on", "off"):
-            found[arm].append(one(arms[arm]))
+        order = ("off", "on") if turn % 2 == 0 else ("on", "off")
+        starts: dict[str, list[float]] = {arm: [] for arm in arms}
+        for arm in order * SHORT_RUNS:  # in turns: what slows the machine for seconds slows both
+            starts[arm].append(cpu_ms(arms[arm]))
+        for arm in order:
+            found[arm].append({"import_exit_cpu_ms": statistics.median(starts[arm]), **one(arms[arm])})
     names = list(found["off"][0])
     added = {n: [on[n] - off[n] for off, on in zip(found["off"], found["on"], strict=True)] for n in names}
     result: dict[str, Any] = {

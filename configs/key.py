@@ -12,6 +12,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import CHAIN_M, DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALE_LAYOUTS, SCALES, Problem
 from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.tunable import MOE_ACTS
 
 MAX_BYTES: Final = 48
 PLACES: Final = ("cpu", "cuda")  # index = device type
@@ -19,7 +20,7 @@ FLAGS: Final = {"BIAS": 1, "DETERMINISTIC": 2, "GRAPH": 4, "PACKED": 8, "SHUFFLE
 ACTS: Final = (
     "", *(f"{name}{gated}{weighted}" for name in ("silu", "gelu", "relu", "swiglu") for gated in ("", "_gated")
           for weighted in ("", "_weighted")),
-    *(f"{name}_gated_interleaved{weighted}" for name in ("silu", "gelu", "swiglu") for weighted in ("", "_weighted")),
+    *(act for act in MOE_ACTS if "_interleaved" in act),
 )  # fmt: skip
 PACKINGS: Final = ("", "16x16", "marlin", "humming", "opaque")  # opaque: known to an engine's operator alone
 OTHERS_FROM: Final = 128  # codes of other packages' families, in the order in which a process meets them

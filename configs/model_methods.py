@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gemmtuned.configs import model_tools
-from gemmtuned.configs.model_rules import PLAIN, UNKNOWN, Kept, Rules
+from gemmtuned.configs.model_rules import PLAIN, UNKNOWN, Kept, Rules, head_of
 
 _LISTS: Final = (
     "modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules", "exclude",
@@ -30,7 +30,7 @@ def read(told: Mapping[str, Any]) -> Rules:
             rules.kept = PLAIN
     elif method in ("fp8", "fbgemm_fp8", "finegrained_fp8"):
         rules.kept, rules.way = _fp8(told), "expression"
-        rules.head = _head(rules)
+        rules.head = head_of(rules)
     elif method == "compressed-tensors":
         rules.kept, rules.some = _groups(told)
         rules.plain_first = True
@@ -47,7 +47,7 @@ def read(told: Mapping[str, Any]) -> Rules:
             else four.get(str(told.get("bnb_4bit_quant_type") or "fp4"), UNKNOWN) if told.get("load_in_4bit")
             else UNKNOWN
         )  # fmt: skip
-        rules.way, rules.head = "expression", _head(rules)
+        rules.way, rules.head = "expression", head_of(rules)
     elif method in model_tools.READERS:
         model_tools.READERS[method](rules, told)
     if rules.kept == UNKNOWN:
@@ -56,11 +56,6 @@ def read(told: Mapping[str, Any]) -> Rules:
             f"how quant_method {method or '(none)'!r} {algo} keeps weights is not known: they are not planned"
         )
     return rules
-
-
-def _head(rules: Rules) -> Kept:
-    """Without a list transformers leaves the vocabulary's product alone; with one it is as the list says, or not."""
-    return UNKNOWN if rules.plain and not any("head" in one for one in rules.plain) else PLAIN
 
 
 def _each_layer(rules: Rules, told: Mapping[str, Any]) -> None:

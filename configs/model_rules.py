@@ -34,3 +34,8 @@ class Rules:
     within: tuple[str, ...] = ()
     text_only: bool = False
     notes: list[str] = field(default_factory=list)
+
+
+def head_of(rules: Rules) -> Kept:
+    """Without a list transformers leaves the vocabulary's product alone; with one it is as the list says, or not."""
+    return UNKNOWN if rules.plain and not any("head" in one for one in rules.plain) else PLAIN

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gemmtuned.configs.model_rules import PLAIN, UNKNOWN, Kept, Rules
+from gemmtuned.configs.model_rules import PLAIN, UNKNOWN, Kept, Rules, head_of
 
 _QUARK: Final = {
     "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "int8": "i8", "int4": "i4", "uint4": "i4", "fp4": "fp4_e2m1",
@@ -73,10 +73,7 @@ def torchao(rules: Rules, told: Mapping[str, Any]) -> None:
             )
         else:
             rules.kept = _of_torchao(config)
-    if told.get("include_input_output_embeddings"):
-        rules.head = rules.kept
-    elif rules.plain and not any("head" in one for one in rules.plain):
-        rules.head = UNKNOWN  # without a list transformers leaves it alone; with one it is as the list says, or not
+    rules.head = rules.kept if told.get("include_input_output_embeddings") else head_of(rules)
     if rules.kept != PLAIN:
         rules.experts = UNKNOWN  # which are no linear layers in some versions of transformers, and are left alone there
 

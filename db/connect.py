@@ -14,7 +14,7 @@ import logging
 import os
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -24,7 +24,7 @@ from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
-from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle
+from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, under_lock
 from gemmtuned.db.lockfile import LockFile
 
 __all__ = ["Beat", "Connection"]
@@ -103,7 +103,7 @@ class Connection:
 
         def once() -> None:
             conn = self._handle.ready()
-            with _under_lock(self._handle):
+            with under_lock(self._handle):
                 try:
                     conn.execute("PRAGMA temp_store = FILE")  # the copy may be larger than memory
                     conn.execute("VACUUM")
@@ -118,7 +118,7 @@ class Connection:
 
         def once() -> None:
             conn = self._handle.ready()
-            with _under_lock(self._handle):
+            with under_lock(self._handle):
                 failpoints.point("store.checkpoint")
                 conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -146,7 +146,7 @@ class Connection:
     def put_down(self) -> None:
         """As close, for what must not stay open: raises StoreBusy, and does nothing, where the lock cannot be had."""
         _mind_forks()
-        with self._thread, _under_lock(self._handle):
+        with self._thread, under_lock(self._handle):
             self._handle.drop(locked=True)
 
     def mend(self, reason: str, of: tuple[int, int] | None = None) -> None:
@@ -251,8 +251,7 @@ class Connection:
 
     def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool) -> T:
         self._handle.ready()
-        self._handle.acquire()
-        try:
+        with under_lock(self._handle):
             failpoints.point("store.begin")
             conn = self._handle.ready_to_write()  # again: it may have been set aside while we waited
             if durable:
@@ -272,8 +271,6 @@ class Connection:
                 raise
             self._after_commit(conn, durable)
             return result
-        finally:
-            self.lock.release()
 
     def _after_commit(self, conn: sqlite3.Connection, durable: bool) -> None:
         """What follows a commit. An error here must not reach the caller, who would do the same work a second time."""
@@ -286,15 +283,6 @@ class Connection:
             tell(log, logging.WARNING, "written, and trouble after it path=%s reason=%s", self.path, err)
             with contextlib.suppress(sqlite3.Error, OSError):
                 self._handle.drop(locked=True)  # opened anew at the next use
-
-
-@contextlib.contextmanager
-def _under_lock(handle: Handle) -> Iterator[None]:
-    handle.acquire()
-    try:
-        yield
-    finally:
-        handle.lock.release()
 
 
 def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:

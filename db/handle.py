@@ -6,11 +6,12 @@ thread's lock meanwhile; what closes or checkpoints holds the lock file, too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -255,8 +256,7 @@ class Handle:
         # Of what we have open: another process may have mended what lies there by now
         damaged = of or self.file or identity(self.path)
         self.drop()
-        self.acquire()
-        try:
+        with under_lock(self):
             if identity(self.path) != damaged:
                 return  # another process was faster
             faults.refuse_strange(self.path)
@@ -267,22 +267,15 @@ class Handle:
             )  # fmt: skip
             self._say(mend.rebuild(self.path, reason=reason, beat=self._beat))
             self.ready(locked=True)
-        finally:
-            self.lock.release()
 
     def _finish_salvage(self, *, locked: bool) -> None:
         """End what a killed process had begun."""
         from gemmtuned.db import mend
 
-        if not locked:
-            self.acquire()
-        try:
+        with under_lock(self, held=locked):
             report = mend.finish(self.path)
             if report is not None:
                 self._say(report)
-        finally:
-            if not locked:
-                self.lock.release()
 
     def _say(self, report: Report) -> None:
         tell(
@@ -290,6 +283,19 @@ class Handle:
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%s",
             self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost,
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def under_lock(handle: Handle, *, held: bool = False) -> Iterator[None]:
+    """Inside, the lock file is ours. held: it is already, and stays so. Raises as `acquire` does."""
+    if held:
+        yield
+        return
+    handle.acquire()
+    try:
+        yield
+    finally:
+        handle.lock.release()
 
 
 def _make(handle: Handle, *, locked: bool) -> None:
@@ -300,28 +306,18 @@ def _make(handle: Handle, *, locked: bool) -> None:
     if not stale_log.lies_at(handle.path):
         make(handle.path)
         return
-    if not locked:
-        handle.acquire()
-    try:
+    with under_lock(handle, held=locked):
         if identity(handle.path) is None:  # else another process was faster
             stale_log.put_away(handle.path)
             make(handle.path)
-    finally:
-        if not locked:
-            handle.lock.release()
 
 
 def _put_log_away(handle: Handle, found: tuple[int, int], *, locked: bool) -> None:
     """Another database was put in the place of the one before, whose log it must not get."""
-    if not locked:
-        handle.acquire()
-    try:
+    with under_lock(handle, held=locked):
         if handle.log.is_of_another(handle.path, found):  # else another process was faster
             aside = stale_log.put_away(handle.path)
             tell(log, logging.WARNING, "database was replaced path=%s log_set_aside=%s", handle.path, aside)
-    finally:
-        if not locked:
-            handle.lock.release()
 
 
 def _acquire_with_log(handle: Handle, conn: sqlite3.Connection, descriptors: Descriptors | None) -> None:

@@ -255,19 +255,19 @@ def _mend_header(work: Path) -> None:
 
 def _mend_schema(work: Path) -> None:
     """Put back the pages that list the tables: they lie in the same place in every database we make."""
+    pages = _template(work)
     _lengthen(work)
-    for page, data in _template(work).items():
+    for page, data in pages.items():
         with work.open("r+b") as file:
             file.seek((page - 1) * len(data))
             file.write(data)
 
 
 def _lengthen(work: Path) -> None:
-    """Give a file that was cut short the pages of a fresh one that it lacks.
+    """Give a file that was cut short the pages that it lacks of the fresh one that lies beside it.
 
     SQLite reads no table at all while the first page of one of them, or of an index, lies beyond the file's end.
     """
-    _template(work)
     fresh = work.with_name("fresh.db").read_bytes()
     size = int.from_bytes(fresh[16:18], "big")
     whole = work.stat().st_size // size * size

@@ -139,7 +139,7 @@ class Native:
 
         What somebody else has put in torch's place is left alone: see `left`.  Raises NativeError.
         """
-        text = ctypes.create_string_buffer(500)
+        text = ctypes.create_string_buffer(_REASON_BYTES)
         prepared = self._lib.gt_prepare(text, len(text))
         why = text.value.decode(errors="replace")
         if prepared < 0:
@@ -175,7 +175,7 @@ class Native:
 
     def take_freed(self) -> None:
         """Stand in front of those too that somebody else served and that are torch's own again."""
-        error = ctypes.create_string_buffer(500)
+        error = ctypes.create_string_buffer(_REASON_BYTES)
         for number, operator in enumerate(self.operators() if self.left else ()):
             if operator not in self.left or not is_torchs(registered_at(operator)):
                 continue
@@ -267,7 +267,7 @@ class Native:
 
         cluster: programs of one; more than the portable number must be allowed.
         """
-        error = ctypes.create_string_buffer(500)
+        error = ctypes.create_string_buffer(_REASON_BYTES)
         handle = self._lib.gt_load_kernel(device, image, name.encode(), shared_bytes, cluster, error, len(error))
         if not handle:
             raise NativeError(f"kernel {name} does not load on cuda:{device}: {error.value.decode(errors='replace')}")
@@ -275,14 +275,14 @@ class Native:
 
     def check_operator(self, facts: OperatorCall) -> None:
         """Raises NativeError where the program does not have this operator, or has it with another schema."""
-        error = ctypes.create_string_buffer(500)
+        error = ctypes.create_string_buffer(_REASON_BYTES)
         if self._lib.gt_check_operator(ctypes.byref(facts), error, len(error)) != 0:
             raise NativeError(error.value.decode(errors="replace"))
 
     def load(self, rows: Iterable[Row], generation: int) -> None:
         """Swap in a new table. Raises NativeError where there is no memory for it; the earlier table then stays."""
         packed = PackedRows(rows)
-        error = ctypes.create_string_buffer(500)
+        error = ctypes.create_string_buffer(_REASON_BYTES)
         if self._lib.gt_load(packed.array, packed.count, generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
 

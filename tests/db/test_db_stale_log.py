@@ -25,6 +25,15 @@ def calls(path: Path) -> int:
         return int(conn.execute("SELECT coalesce(sum(calls), 0) FROM demand").fetchone()[0])
 
 
+def filled(folder: Path) -> tuple[Store, bytearray]:
+    """A closed database of many pages, and its bytes."""
+    store = open_store(folder)
+    for m in range(1, 300):
+        add(store, 1, m)
+    store.close()
+    return store, bytearray(store.path.read_bytes())
+
+
 def put_in_place(store: Store, tmp_path: Path, *, version: int = SCHEMA) -> None:
     """`mv` of a copy with 100 calls of other problems, while the log holds pages of what lies there."""
     other = open_store(tmp_path / "other")
@@ -119,11 +128,7 @@ def test_a_newer_database_that_is_moved_there_is_left_alone(tmp_path: Path) -> N
 
 
 def test_a_damaged_database_of_a_newer_version_is_not_built_anew(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    for m in range(1, 300):
-        add(store, 1, m)
-    store.close()
-    data = bytearray(store.path.read_bytes())
+    store, data = filled(tmp_path)
     data[60:64] = (SCHEMA + 1).to_bytes(4, "big")
     data[4096 : len(data) // 2] = os.urandom(len(data) // 2 - 4096)
     store.path.write_bytes(data)
@@ -153,11 +158,7 @@ def test_a_log_is_known_by_its_salt_and_not_by_its_number_alone(tmp_path: Path, 
 
 def test_a_database_that_cannot_be_opened_is_not_left_open(tmp_path: Path) -> None:
     """What would stay open shares the log and its memory with who opens it next, in this process."""
-    store = open_store(tmp_path)
-    for m in range(1, 300):
-        add(store, 1, m)
-    store.close()
-    data = bytearray(store.path.read_bytes())
+    store, data = filled(tmp_path)
     data[4096:] = bytes(len(data) - 4096)
     store.path.write_bytes(data)
     gc.disable()
