@@ -215,9 +215,14 @@ uint64_t gt_generation() noexcept { return g_table.load()->generation; }
 
 uint64_t gt_dropped() noexcept { return g_counters.dropped.load(); }
 
-size_t gt_drain(Record* out, size_t room) noexcept {
-  const size_t n = guarded(0, [&] { return g_counters.drain(out, room); });
-  return n + guarded(0, [&] { return g_captures.drain(out + n, room - n); });
+// Up to `room` records of what was counted; fewer: there are no more. anew: until now, else until the last such call.
+size_t gt_drain(Record* out, size_t room, int anew) noexcept {
+  return guarded(0, [&] {
+    return g_drained.fetch(out, room, anew, [](std::vector<Record>& all) {
+      g_counters.drain(all);
+      g_captures.drain(all);
+    });
+  });
 }
 
 // Id of the graph capture that this thread's current stream on the device is part of; 0 when it is none. What is captured

@@ -56,21 +56,18 @@ class Captures {
   }
 
   // As Counters::drain.
-  size_t drain(Record* out, size_t room) {
+  void drain(std::vector<Record>& out) {
     std::lock_guard<std::mutex> hold(mutex_);
-    size_t n = 0;
     for (auto capture = captures_.begin(); capture != captures_.end();) {
       auto& [entries, replays, gone] = capture->second;
       for (Entry& e : entries) {
         if (e.seen == replays) continue;
-        if (n == room) return n;
-        out[n] = Record{e.key, {}, 0, 0};
-        out[n++].calls[e.outcome] = (replays - e.seen) * e.launches;
+        out.push_back({e.key, {}, 0, 0});
+        out.back().calls[e.outcome] = (replays - e.seen) * e.launches;
         e.seen = replays;
       }
       capture = gone ? captures_.erase(capture) : std::next(capture);
     }
-    return n;
   }
 
   void before_fork() { mutex_.lock(); }

@@ -6,6 +6,7 @@
 
 #include "captures.h"
 #include "counters.h"
+#include "drained.h"
 #include "problem.h"
 #include "routes.h"
 
@@ -26,6 +27,7 @@ inline std::atomic<const RouteTable*> g_table{new RouteTable(0)};
 inline std::atomic<uint64_t> g_epoch{1};      // raised after every swap of g_table or change of mode
 inline Counters& g_counters = *new Counters;  // never destroyed: threads outlive static destructors
 inline Captures& g_captures = *new Captures;
+inline Drained& g_drained = *new Drained;
 
 // A thread's counters. Destructors of others' thread-local objects may call GEMMs, before and after any destructor of ours, so
 // this has none, and lasts as long as the thread does. What ends it is a key of pthread's: those come after all destructors of

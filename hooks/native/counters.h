@@ -51,7 +51,7 @@ struct Segment {
   bool left_full = false;           // see Counters::make_room
 };
 
-struct Record {  // what drain() hands out; mirrored in hooks/native/records.py
+struct Record {  // what drain() gives; mirrored in hooks/native/records.py
   Problem key;
   uint64_t calls[3], sampled_calls, sampled_ns;
 };
@@ -111,17 +111,16 @@ class Counters {
     return add_cell(thread, key);
   }
 
-  // Copies up to `room` records with something new; call again until fewer than `room` come back.
-  size_t drain(Record* out, size_t room) {
+  // Adds a record of each cell with something new. Where this throws bad_alloc, the rest is new the next time.
+  void drain(std::vector<Record>& out) {
     std::lock_guard<std::mutex> hold(mutex_);
-    size_t n = 0;
     for (size_t i = 0; i < segments_.size();) {
       Segment* s = segments_[i];
       const bool closed = s->closed.load(std::memory_order_acquire);  // read before its cells
       for (Cell& c : s->cells) {
         if (!c.used.load(std::memory_order_acquire)) continue;
-        if (n == room) return n;
-        n += take(c, out[n]);
+        out.emplace_back();
+        if (!take(c, out.back())) out.pop_back();
       }
       if (closed) {
         left_full_ -= s->left_full;
@@ -131,7 +130,6 @@ class Counters {
         ++i;
       }
     }
-    return n;
   }
 
   // True when no thread is inside a look-up in `table`.
@@ -201,7 +199,7 @@ class Counters {
     segments_.push_back(left_);
   }
 
-  static size_t take(Cell& c, Record& r) {
+  static bool take(Cell& c, Record& r) {
     uint64_t any = 0;
     r.key = c.key;
     r.sampled_calls = c.sampled_calls.load(std::memory_order_acquire);
@@ -215,7 +213,7 @@ class Counters {
     std::swap(c.seen_sampled_ns, r.sampled_ns);
     r.sampled_calls = c.seen_sampled_calls - r.sampled_calls;
     r.sampled_ns = c.seen_sampled_ns - r.sampled_ns;
-    return any || r.sampled_calls ? 1 : 0;
+    return any || r.sampled_calls;
   }
 
   Segment* grow(size_t size) try {

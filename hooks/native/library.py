@@ -87,7 +87,7 @@ SIGNATURES: Final = (
     ("gt_fault", ctypes.c_int, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
-    ("gt_drain", ctypes.c_size_t, ctypes.POINTER(Record), ctypes.c_size_t),
+    ("gt_drain", ctypes.c_size_t, ctypes.POINTER(Record), ctypes.c_size_t, ctypes.c_int),
     ("gt_capture_begun", ctypes.c_uint64, ctypes.c_int),
     ("gt_cublaslt_version", ctypes.c_uint64),
     ("gt_op_captured", None, ctypes.POINTER(PackedProblem), ctypes.c_int),
@@ -292,11 +292,12 @@ class Native:
         return OUTCOMES[found & 0xFF], (found >> 8) - 1 if found >> 8 else None
 
     def drain(self) -> Iterator[Sighting]:
-        """All calls counted since the last drain. One thread at a time."""
+        """All calls counted since the last drain, and none that come meanwhile. One thread at a time."""
         room = len(self._records)
-        count = room
+        count, anew = room, True
         while count == room:
-            count = self._lib.gt_drain(self._records, room)
+            count = self._lib.gt_drain(self._records, room, anew)
+            anew = False
             for i in range(count):  # a slice would be a list of objects, which set the garbage collector off
                 yield from sightings(self._records[i])
 

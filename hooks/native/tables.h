@@ -87,6 +87,7 @@ inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
 // what these throw would end the program.
 inline void before_fork() noexcept {
   g_load_mutex.lock();
+  g_drained.before_fork();
   g_counters.before_fork();
   g_captures.before_fork();
   Trial::get().before_fork();
@@ -96,6 +97,7 @@ inline void after_fork_in_parent() noexcept {
   Trial::get().after_fork_in_parent();
   g_captures.after_fork_in_parent();
   g_counters.after_fork_in_parent();
+  g_drained.after_fork_in_parent();
   g_load_mutex.unlock();
 }
 
@@ -105,6 +107,7 @@ inline void after_fork_in_child() noexcept {
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();
   g_counters.after_fork_in_child();
+  g_drained.after_fork_in_child();
   g_thread_end.set(nullptr);
   t_counters = nullptr;   // the parent's: this thread makes its own with its next call
   untold.store(nullptr);  // the parent tells

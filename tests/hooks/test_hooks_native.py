@@ -153,6 +153,55 @@ def test_eight_threads_lose_nothing(home: Home) -> None:
     assert done.said == [100, [800]]
 
 
+def test_a_drain_ends_where_problems_are_counted_again_faster_than_they_are_read(home: Home) -> None:
+    """In C++, where no thread waits for the GIL: 8 threads with 400 problems each, again every half millisecond."""
+    done = home.run(
+        """
+        import json, threading, warnings
+        import torch
+        from gemmtuned.hooks import activate
+
+        hook = activate.current()
+        hook.stop()
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+
+        products = torch.jit.CompilationUnit('''
+        def products(x, ws: List[Tensor], ys: List[Tensor]):
+            for _ in range(50):
+                for w, y in zip(ws, ys):
+                    torch.mm(x, w, out=y)
+        ''').products
+        x, ws = torch.randn(1, 1), [torch.randn(1, n) for n in range(1, 401)]
+        stop, made, drains = threading.Event(), [], []
+
+        def work():
+            ys = [torch.empty(1, n) for n in range(1, 401)]
+            with torch.inference_mode():
+                while not stop.is_set():
+                    products(x, ws, ys)
+                    made.append(50 * 400)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        [t.start() for t in threads]
+        while len(drains) < 5 or len(made) < 16:
+            drains.append([])
+            for s in hook.native.drain():
+                drains[-1].append(s.calls)
+                if len(drains[-1]) > 50_000:  # of 3,200 that there are, and some of outgrown segments
+                    break
+        stop.set()
+        [t.join() for t in threads]
+        drains.append([s.calls for s in hook.native.drain()])
+        print(json.dumps([max(map(len, drains)), sum(map(sum, drains)) - sum(made)]))
+        """
+    )
+    most, more = done.said
+
+    assert most <= 16_000
+    assert more == 0
+
+
 @pytest.mark.long
 def test_eight_processes_give_exactly_the_sums(home: Home) -> None:
     done = home.run(
