@@ -17,69 +17,17 @@ a loop over "the Nth passing of all fails" ends where N is beyond the lines of a
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import re
-import signal
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:  # every program imports this file, and only those that a test has armed have rules
+    from gemmtuned._testing.fault_rules import Armed
 
 VARIABLE: Final = "GEMMTUNED_FAILPOINTS"
 LOG_VARIABLE: Final = "GEMMTUNED_FAILPOINTS_LOG"
-_RULE: Final = (  # as text: compiled where a test has set some
-    r"(?P<name>[a-z0-9_.*?]+)=(?:(?P<at>[1-9][0-9]*)(?P<on>\+?):)?(?P<action>[A-Za-z]+)(?: (?P<s>[0-9.]+))?"
-)
 
-
-@dataclass(slots=True)
-class _Rule:
-    name: str
-    at: int
-    on: bool  # and at every passing after it
-    action: str
-    seconds: float
-    passed: int = 0
-
-    def reach(self, name: str) -> None:
-        if not fnmatchcase(name, self.name):
-            return
-        self.passed += 1
-        if self.passed == self.at or (self.on and self.passed > self.at):
-            self.act(name)
-
-    def act(self, name: str) -> None:
-        if self.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif self.action == "sleep":
-            time.sleep(self.seconds)
-        else:
-            number = getattr(errno, self.action)
-            raise OSError(number, os.strerror(number), f"failpoint {name}")
-
-
-@dataclass(slots=True)
-class _Armed:
-    rules: list[_Rule]
-    log: str
-    passed: list[str]
-
-    def reach(self, name: str) -> None:
-        if self.log:
-            fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(fd, f"{name}\n".encode())
-            finally:
-                os.close(fd)
-        else:
-            self.passed.append(name)
-        for rule in self.rules:
-            rule.reach(name)
-
-
-_armed: _Armed | None = None
+_armed: Armed | None = None
 
 
 def point(name: str) -> None:
@@ -95,27 +43,22 @@ def armed(rules: str = "") -> Iterator[list[str]]:
     Raises ValueError for a rule that cannot be read.
     """
     global _armed
-    before, _armed = _armed, _Armed(_read(rules), "", [])
+    before, _armed = _armed, _with(rules, "")
     try:
         yield _armed.passed
     finally:
         _armed = before
 
 
-def _read(text: str) -> list[_Rule]:
-    found = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        match = re.fullmatch(_RULE, part)
-        if match is None or not (match["action"] in ("kill", "sleep") or hasattr(errno, match["action"])):
-            raise ValueError(f"{VARIABLE}: {part!r} is no rule; write NAME=[N:]EIO, kill or sleep SECONDS")
-        at, seconds = int(match["at"] or 1), float(match["s"] or 0)
-        found.append(_Rule(match["name"], at, bool(match["on"]), match["action"], seconds))
-    return found
-
-
-def _from_env() -> _Armed | None:
+def _from_env() -> Armed | None:
     rules, log = os.environ.get(VARIABLE), os.environ.get(LOG_VARIABLE, "")
-    return None if rules is None and not log else _Armed(_read(rules or ""), log, [])
+    return None if rules is None and not log else _with(rules or "", log)
+
+
+def _with(rules: str, log: str) -> Armed:
+    from gemmtuned._testing.fault_rules import Armed, read
+
+    return Armed(read(rules), log, [])
 
 
 _armed = _from_env()

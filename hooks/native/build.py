@@ -42,7 +42,7 @@ ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error of the sources is believed: a compiler may be upgraded
 RETRY_S: Final = 60.0  # after the first failure of another kind; then four times as long, up to
 LONGEST_RETRY_S: Final = 86400.0
-_OF_SOURCE: Final = re.compile(r"^[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: ")
+_OF_SOURCE: Final = r"[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: "  # as text: most processes build nothing
 _RTLD_DI_LINKMAP: Final = 2
 COMPILERS: Final = ("g++", "c++", "clang++")
 
@@ -233,7 +233,7 @@ def _put(new: Path, path: Path) -> None:
 def _remember(path: Path, said: str) -> str:
     """Keep what the compiler said, and whether it is the sources' fault; the first line of it that names an error."""
     lines = said.splitlines()
-    of_source = next((line for line in lines if _OF_SOURCE.search(line)), None)
+    of_source = next((line for line in lines if re.match(_OF_SOURCE, line)), None)
     reason = of_source or next((line for line in lines if "error" in line), lines[0] if lines else "no word of why")
     before = _trouble(path)
     trouble = {
