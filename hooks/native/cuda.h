@@ -222,9 +222,11 @@ struct Cuda {
   }
 
   static bool capturing(c10::Device device) {
-    const On here(device);  // the default stream is that of the current device
+    const cuda::Handle stream = cuda::current_stream(device.index());
+    if (!stream) return false;  // the default stream cannot be captured: most calls need not ask the driver
+    const On here(device);
     int state = 0;
-    return cuda::Driver::get().cuStreamIsCapturing(cuda::current_stream(device.index()), &state) == 0 && state != 0;
+    return cuda::Driver::get().cuStreamIsCapturing(stream, &state) == 0 && state != 0;
   }
 
   // Switches that are not in the problem, and that our kernels and races know nothing of: no cuts of K at all, sums in fp16.
