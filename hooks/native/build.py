@@ -42,7 +42,7 @@ ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error of the sources is believed: a compiler may be upgraded
 RETRY_S: Final = 60.0  # after the first failure of another kind; then four times as long, up to
 LONGEST_RETRY_S: Final = 86400.0
-_OF_SOURCE: Final = r"[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: "  # as text: most processes build nothing
+_OF_SOURCE: Final = r"[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: "  # most processes build nothing
 _RTLD_DI_LINKMAP: Final = 2
 COMPILERS: Final = ("g++", "c++", "clang++")
 
