@@ -122,6 +122,8 @@ class Curation(Part):
 
         def once(conn: sqlite3.Connection) -> RolledBack:
             newest = current_generation(conn)
+            if to and not newest:
+                raise StoreError(f"generation {to}: nothing is published yet")
             if not 0 <= to <= newest:
                 raise StoreError(
                     f"generation {to}: the store has 0 to {newest}. gemmtuned rollback lists the newest, with "

@@ -24,7 +24,8 @@ ORDER BY s.retired_generation IS NOT NULL, s.generation DESC
 """
 _WHERE: Final = """
 SELECT e.id, e.key AS environment, h.key AS device, h.kind, h.name, h.arch, h.units, u.tunable,
-    u.calls, c.us, u.covers, u.unit_m, u.asked_us, u.last_seen_us,
+    u.calls, c.us, c.measured_us IS NULL AND c.sampled_us IS NULL AS by_size,
+    u.covers, u.unit_m, u.asked_us, u.last_seen_us,
     w.state, w.owner, w.lease_until_us, w.retry_us, w.attempts, w.cause, w.reason
 FROM unit u
 JOIN problem_cost c ON c.environment_id = u.environment_id AND c.problem_id = u.problem_id
@@ -108,7 +109,11 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
     if here is None:
         return "never seen in this environment: run a program that calls it with GEMMTUNED=1, or gemmtuned tune"
     seen = "1 call" if here["calls"] == 1 else f"{here['calls']:,} calls"
-    calls = f"{seen} seen, {duration(here['us'])} each by torch's own kernel"
+    each = f"{duration(here['us'])} each by torch's own kernel"
+    # nobody has timed it: without a word the figure would look like one of a clock
+    calls = (
+        f"{seen} seen, about {each} (by its size alone, not timed yet)" if here["by_size"] else f"{seen} seen, {each}"
+    )
     if hit:
         return calls
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"

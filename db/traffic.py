@@ -99,10 +99,11 @@ WITH recent AS (
     GROUP BY problem_id, environment_id
 ),
 known AS MATERIALIZED (
-    SELECT t.*, c.us, c.solution_id
+    SELECT t.*, c.us, c.roofline_us, c.solution_id
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 )
 SELECT p.text AS problem, {PROBLEM}, h.key AS device, sum(t.calls) AS calls, sum(t.calls * t.us) AS time_us,
+    sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
     s.backend, s.config, s.covers, s.state, s.baseline_us / s.us AS gain
 FROM known t
 JOIN problem p ON p.id = t.problem_id

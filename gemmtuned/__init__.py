@@ -185,42 +185,49 @@ def unfreeze(module: torch.nn.Module) -> int:
     return apply(module)
 
 
-def layers(model: torch.nn.Module, since_s: float = 7 * 86_400.0) -> ModelLayers:
+def layers(model: torch.nn.Module, since_s: float = 7 * 86_400.0, run: str | None = None) -> ModelLayers:
     """Which linear layers of `model` got faster: their names, sizes, calls, GEMM time on stock torch and now.
 
-    since_s: how many seconds back traffic counts.  Linear layers of one size share a row, as they share their problems.
-    Shows as a table when printed, and in notebooks.  Raises GemmtunedError when there is no database.
+    since_s: how many seconds back traffic counts.  run: of programs of this label alone; else of all that called such
+    sizes.  Linear layers of one size share a row, as they share their problems.  Shows as a table when printed, and in
+    notebooks.  Raises GemmtunedError when there is no database, or no such label.
     """
     from gemmtuned.configs.settings import Settings
+    from gemmtuned.db.of_runs import called_by
     from gemmtuned.db.queries import served
     from gemmtuned.reports.of_model import of_model
 
-    return of_model(model, served(Settings.from_env().db, since_s=since_s))
+    database = Settings.from_env().db
+    if run is not None:
+        called_by(database, run)  # a label that there is not is an error, not an empty table
+    return of_model(model, served(database, since_s=since_s, run=run))
 
 
-def coverage(by: str = "family", since_s: float = 86_400.0, weight: str = "time") -> Answer:
+def coverage(by: str = "family", since_s: float = 86_400.0, weight: str = "time", run: str | None = None) -> Answer:
     """How much of the traffic is tuned, by family, device, run, problem or layer: what `gemmtuned coverage` shows.
 
-    since_s: how many seconds back traffic counts.  weight: time, calls or flops.  Shows as a table when printed, and in
-    notebooks; `.frame()` is a DataFrame.  Raises GemmtunedError when there is no database, or for
-    another word.
+    since_s: how many seconds back traffic counts.  weight: time, calls or flops.  run: of programs of this label alone.
+    Shows as a table when printed, and in notebooks; `.frame()` is a DataFrame.  Raises GemmtunedError when there is no
+    database, or for another word or label.
     """
     from gemmtuned.configs.settings import Settings
     from gemmtuned.reports.ask import coverage as ask
+    from gemmtuned.reports.notebook import Answer
 
-    return ask(Settings.from_env().db, by=by, since_s=since_s, weight=weight)
+    return Answer(ask(Settings.from_env(), by=by, since_s=since_s, weight=weight, run=run))
 
 
-def gains(limit: int = 50) -> Answer:
-    """What was gained, solution by solution: what `gemmtuned gains` shows; limit: rows, 0 for all.
+def gains(limit: int = 50, by: str = "solution", run: str | None = None) -> Answer:
+    """What was gained, by solution or layer: what `gemmtuned gains` shows; limit: rows, 0 for all.
 
-    Shows as a table when printed, and in notebooks; `.frame()` is a DataFrame.  Raises GemmtunedError when there is no
-    database.
+    run: of what programs of this label call.  Shows as a table when printed, and in notebooks; `.frame()` is a
+    DataFrame.  Raises GemmtunedError when there is no database, or for another word or label.
     """
     from gemmtuned.configs.settings import Settings
     from gemmtuned.reports.ask import gains as ask
+    from gemmtuned.reports.notebook import Answer
 
-    return ask(Settings.from_env().db, limit=limit)
+    return Answer(ask(Settings.from_env(), by=by, run=run, limit=limit))
 
 
 def frame(view: str) -> pd.DataFrame:

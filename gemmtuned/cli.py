@@ -179,10 +179,25 @@ def build() -> typer.Typer:
 def main() -> None:
     """Entry point of the console script and of `python -m gemmtuned`."""
     signal.signal(signal.SIGTERM, _terminated)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a name the terminal cannot spell is no reason to fail
     build()(prog_name="gemmtuned")
+
+
+def _open_closed_streams() -> None:
+    """Have 0, 1 and 2 lead somewhere: a program started with one of them closed (`>&-`) says what it says to nobody.
+
+    Else the first file that is opened, the database say, would be what is written to.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _terminated(signum: int, frame: object) -> None:

@@ -33,6 +33,7 @@ class Telling:
         self._next, self._told = Timer(), object()
         self._waits_since_s = now_s
         self._waiting_told: dict[tuple[str, str], float] = {}
+        self._forbidden = ""
         self.last: Notice | None = None
 
     def tell(
@@ -59,6 +60,11 @@ class Telling:
         if told == self._told and not self._next.is_due(now_s):
             return
         self._told = told
+        if self._forbidden and not forbidden and state != "stopped":
+            # Else the log would end with it, though it waits for something else by now
+            logger.info("goes on after=%r", self._forbidden)
+            self._waiting_told.clear()
+        self._forbidden = forbidden
         self._next.wait_until(now_s + NOTICE_S)
         self._log_waiting(now_s, notices, any(seat.in_use for seat in seats))
         if self._home is not None:

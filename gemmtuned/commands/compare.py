@@ -10,6 +10,7 @@ import textwrap
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import IO, Annotated, Final
 
@@ -19,7 +20,7 @@ from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import Json, number, settings, whole_number
 from gemmtuned.commands.others import Others
 from gemmtuned.commands.run import program
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, StoreError
 from gemmtuned.configs.numbers import decimal
 from gemmtuned.configs.settings import child_env
 from gemmtuned.reports.comparison import ARMS, report
@@ -31,6 +32,7 @@ _SWITCHES: Final = {
     "capture": {"GEMMTUNED": "1", "GEMMTUNED_DISPATCH": "0"},
     "on": {"GEMMTUNED": "1", "GEMMTUNED_DISPATCH": "1"},
 }
+_EVER_S: Final = 1e9
 SHORT_S: Final = 20.0  # of wall time: importing torch is a tenth of it
 _TAIL_BYTES: Final = 1 << 20  # of a program's output, where its figure is looked for
 
@@ -127,9 +129,10 @@ def compare(
                 figures[arm].append(value)
                 shares.append(share)
             others.append(max(shares))
+        hits = _hits(Path(counts, "on.db"))
     unit = "s" if where is None else key or "figure"
     better = where is not None and not lower_is_better
-    answer = report(command, figures, unit=unit, higher_is_better=better, others=others)
+    answer = report(command, figures, unit=unit, higher_is_better=better, others=others, hits=hits)
     if where is None and median(figures["off"]) < SHORT_S:
         answer = replace(answer, notes=[*answer.notes, _SHORT_RUN])
     show(answer, as_json=as_json)
@@ -152,9 +155,9 @@ def _run(
 ) -> tuple[float, float]:
     """(wall time in seconds or the figure it printed, share of the CPU that others used) of one run of the program.
 
-    counts: folder of the database that the run's calls go to; they are no traffic.
+    counts: folder of the databases that the runs' calls go to, one for each arm; they are no traffic.
     """
-    env = child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="1", GEMMTUNED_DB=f"{counts}/tune.db", **_SWITCHES[arm])
+    env = child_env(TORCH_DEVICE_BACKEND_AUTOLOAD="1", GEMMTUNED_DB=f"{counts}/{arm}.db", **_SWITCHES[arm])
     with tempfile.TemporaryFile() as out:
         others = Others()
         start = time.perf_counter()
@@ -183,6 +186,19 @@ def _run(
     if value <= 0:
         raise _ProgramFailed(f"{argv[0]} ({arm}): figure is {value:g}, expected a number above 0")
     return value, share
+
+
+def _hits(database: Path) -> tuple[int, int] | None:
+    """(calls that ran a solution, all calls) that were counted there; None where it cannot be read."""
+    from gemmtuned.db import queries
+
+    if not database.exists():
+        return 0, 0
+    try:
+        rows = queries.coverage(database, by="device", since_s=_EVER_S)
+    except StoreError:
+        return None
+    return sum(r["exact_calls"] + r["padded_calls"] for r in rows), sum(r["calls"] for r in rows)
 
 
 def _tail(out: IO[bytes]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -13,17 +12,10 @@ from gemmtuned.commands import of_fleet
 from gemmtuned.commands.of_fleet import Fleet, Url
 from gemmtuned.commands.options import Json, Run, Since, chosen, number, settings, whole_number
 from gemmtuned.configs.settings import Settings
-from gemmtuned.reports import layers
-from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS, report
-from gemmtuned.reports.own_time import with_own_time
-from gemmtuned.reports.phases import phase_notes
-from gemmtuned.reports.published import notes, standing
-from gemmtuned.reports.render import Report, Row, complain, percent, show
-from gemmtuned.reports.source import no_database, of_database
-from gemmtuned.reports.threads import threads_notes
-from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
+from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS
+from gemmtuned.reports.render import Report, complain, percent, show
+from gemmtuned.reports.source import no_database
 from gemmtuned.reports.why import why_nothing, why_off
-from gemmtuned.reports.without import without_notes
 
 _DAY_S: Final = 86_400.0
 By = Annotated[
@@ -85,40 +77,11 @@ def _of_this_host(
     if not here.db.exists():
         show(_without_database(here, by, weight, since), as_json=as_json)
         return 0.0
-    from gemmtuned.db import queries
-    from gemmtuned.db.of_runs import called_by, own_time
-    from gemmtuned.db.phases import phases
+    from gemmtuned.reports import ask
 
-    if run is not None:
-        called_by(here.db, run)  # a label that there is not is an error, not an empty table
-    warnings = _warnings(here, since, run)
-    apart = phases(here.db, since_s=since)
-    warnings += phase_notes(apart, since)
-    compiled, frozen = queries.compiled(here.db, since_s=since), queries.frozen(here.db, since_s=since)
-    since_us = (time.time() - since) * 1e6
-    engines = engine_paths(sessions := queries.sessions(here.db), since_us=since_us)
-    dropped = dropped_calls(sessions, since_us=since_us)
-    warnings += [*dropped_notes(dropped), *map(str, engines)]
-    if by == "layer":
-        rows = queries.served(here.db, since_s=since, run=run)
-        answer = layers.report(rows, since_s=since, compiled=compiled, frozen=frozen, notes=warnings)
-    else:
-        rows = queries.coverage(here.db, by=by, since_s=since, weight=weight, run=run)
-        if by == "run":
-            rows = with_own_time(rows, own_time(here.db, since_s=since))
-        shown = limit if limit is not None or as_json else SHOWN
-        how: dict[str, Any] = {"by": by, "weight": weight, "since_s": since, "limit": shown or None}
-        answer = report(rows, **how, compiled=compiled, frozen=frozen, warnings=warnings)
-    off = why_off(here) or ([] if rows else _nothing(here, sessions, since))
-    facts = {
-        "phases": [dict(row) for row in apart],
-        "engine_paths": [paths.facts for paths in engines],
-        "dropped_calls": dropped,
-    }
-    show(
-        of_database(replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines]), here),
-        as_json=as_json,
-    )
+    shown = limit if limit is not None or as_json else SHOWN
+    answer = ask.coverage(here, by=by, since_s=since, weight=weight, run=run, limit=shown or None)
+    show(answer, as_json=as_json)
     share: float | None = answer.facts["total"]["covered_share"]
     return share
 
@@ -135,24 +98,11 @@ def _of_fleet(url: str, by: str, weight: str, limit: int | None, *, as_json: boo
     return share
 
 
-def _warnings(here: Settings, since_s: float, run: str | None) -> list[str]:
-    """Why today's tables are not what programs use."""
-    from gemmtuned.db.other_threads import other_threads
-
-    apart = threads_notes(other_threads(here.db, since_s=since_s, run=run))
-    return [*notes(standing(here)), *without_notes(here.home), *apart]
-
-
 def _end(share: float | None, fail_under: float | None) -> None:
     """End with 1 where less than --fail-under percent is covered; what was not called at all is not covered."""
     if fail_under is not None and 100.0 * (share or 0.0) < fail_under:
         complain(f"{percent(share or 0.0)} is covered, less than --fail-under {fail_under:g}")
         raise typer.Exit(1)
-
-
-def _nothing(here: Settings, sessions: Sequence[Row], since_s: float) -> list[str]:
-    """What is said of a window in which nothing was recorded."""
-    return [*why_nothing(here), *unseen_notes(sessions, since_us=(time.time() - since_s) * 1e6)]
 
 
 def _without_database(here: Settings, by: str, weight: str, since_s: float) -> Report:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,12 +10,8 @@ import typer
 from gemmtuned.commands import of_fleet
 from gemmtuned.commands.of_fleet import Fleet, Url
 from gemmtuned.commands.options import Json, Limit, Run, chosen, settings
-from gemmtuned.configs.solution import LIVE_STATES
-from gemmtuned.reports import grouped
-from gemmtuned.reports.gains import report
 from gemmtuned.reports.render import show
-from gemmtuned.reports.source import no_database, of_database
-from gemmtuned.reports.without import without_notes
+from gemmtuned.reports.source import no_database
 
 
 def gains(
@@ -50,18 +45,6 @@ def gains(
     if not here.db.exists():
         show(no_database("gains", here, "rows", saved_us=0.0, faster=0, default_best=0, unused=0), as_json=as_json)
         return
-    from gemmtuned.db import queries
-    from gemmtuned.db.of_runs import called_by, filed_for
+    from gemmtuned.reports import ask
 
-    rows = queries.solutions(here.db, live=False)
-    if run is not None:
-        wanted = filed_for(called_by(here.db, run))
-        rows = [row for row in rows if (row["problem"], row["covers"]) in wanted]
-    answer = report(rows, every=every, limit=limit, now_us=time.time_ns() // 1000, unused=unused)
-    if by == "layer":
-        live = [row for row in rows if row["state"] in LIVE_STATES]
-        answer = grouped.gains(live, answer, limit=limit)
-    if run is not None:
-        answer = replace(answer, notes=[*answer.notes, "calls and time saved are those of all programs"])
-    answer = replace(answer, notes=[*answer.notes, *without_notes(here.home)])
-    show(of_database(answer, here), as_json=as_json)
+    show(ask.gains(here, by=by, run=run, limit=limit, every=every, unused=unused), as_json=as_json)

@@ -193,6 +193,22 @@ def named(words: Sequence[str], here: Settings) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
+def never_seen(words: Sequence[str], here: Settings) -> list[str]:
+    """A note for each shape or problem named here that no program called and nothing is filed for: mistyped, mostly."""
+    from gemmtuned.reports.explain import matching
+    from gemmtuned.reports.problem_list import Shape, shape_or_problem
+
+    notes: list[str] = []
+    for word in shape_or_problem(words):
+        meant = problems([word], here) if isinstance(word, str) else []
+        shapes = [Shape(one.m, one.n, one.k) for one in meant] if isinstance(word, str) else [word]
+        known = {one for shape in shapes for one in matching(seen(here, shape), {})}
+        if not (known.intersection(meant) if meant else known):
+            name = word if isinstance(word, str) else " ".join(map(str, word))
+            notes.append(f"{name} was never seen here: gemmtuned untuned and gemmtuned gains --all list what was")
+    return notes
+
+
 class ShapeCommand(Command):
     """A command that takes shapes: a size below 0 is a wrong one, and no option that it does not know."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings, whole_number
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, never_seen, settings, whole_number
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Solution
 from gemmtuned.reports.render import Column, Report, Table, age, count, factor, several, show
@@ -39,6 +39,7 @@ def pin(
     here = settings()
     wanted = named(problem, here)
     with curator(here) as store:
+        unseen = never_seen(problem, here)
         found = store.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
         done = f"{len(found)} {'unpinned' if off else 'pinned'}"
         generation, late = (store.generation(), False) if dry_run else put_in_use(store, here, done)
@@ -47,6 +48,7 @@ def pin(
     empty = f"Nothing to change: {is_so}, or no solution in use. `gemmtuned explain PROBLEM` says which."
     facts = {"dry_run": dry_run, "generation": generation}
     notes = [f"{len(found)} {what}"] if found else left_undone(generation) if late else []
+    notes += unseen
     show(Report("pin", [Table("rows", _COLUMNS, _rows(found), empty=empty)], facts, notes=notes), as_json=as_json)
     if not found and not late:
         raise typer.Exit(1)
@@ -61,6 +63,7 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
     here = settings()
     wanted = named(problem, here)
     with curator(here) as store:
+        unseen = never_seen(problem, here)
         found, dropped = store.forget(wanted, now_s=time.time(), dry_run=dry_run)
         done = f"{len(found)} withdrawn and forgotten"
         generation, late = (store.generation(), False) if dry_run else put_in_use(store, here, done)
@@ -69,7 +72,7 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
     gone = f"{several(len(found), 'solution')} {would}withdrawn"
     notes = [f"{gone}, {several(dropped, 'row')} of traffic and trials {would}dropped"]
     late = late and not found
-    notes += left_undone(generation) if late else []
+    notes += [*(left_undone(generation) if late else []), *unseen]
     show(Report("forget", [Table("rows", _COLUMNS, _rows(found))], facts, notes=notes), as_json=as_json)
     if not found and not dropped and not late:
         raise typer.Exit(1)
@@ -84,13 +87,15 @@ def retune(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
     here = settings()
     wanted = named(problem, here)
     with writer(here) as store:
+        unseen = never_seen(problem, here)
         asked = store.ask_again(wanted, dry_run=dry_run)
         forgiven = store.retry_now(wanted, dry_run=dry_run)
         queued = store.ask_for_seen(wanted, now_s=time.time(), dry_run=dry_run)
     would = "would" if dry_run else "will"
     notes = [
         f"{several(asked, 'solution')} {would} be raced again, {several(forgiven, 'failure or withdrawal', _FORGIVEN)} "
-        f"forgiven, {several(queued, 'problem')} without a solution asked for"
+        f"forgiven, {several(queued, 'problem')} without a solution asked for",
+        *unseen,
     ]
     facts = {"dry_run": dry_run, "solutions": asked, "forgiven": forgiven, "asked_for": queued}
     show(Report("retune", [], facts, notes=notes), as_json=as_json)

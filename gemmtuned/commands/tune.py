@@ -20,7 +20,7 @@ from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import CROWDED, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.progress import progress
-from gemmtuned.reports.render import TIMES, Column, Report, Table, complain, percent, show, small
+from gemmtuned.reports.render import TIMES, Column, Report, Table, complain, percent, several, show, small
 from gemmtuned.reports.tuned_files import Profile, TunedTable, table_family
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _plan(wanted: Wanted, *, dry_run: bool) -> Report:
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
     keys = wanted.keys
     note = (
-        f"{len(rows)} to tune, in {keys['units']} units of work; look-up keys: {keys['exact_keys']} exact, "
+        f"{len(rows)} to tune, in {several(keys['units'], 'unit')} of work; look-up keys: {keys['exact_keys']} exact, "
         f"{keys['fine_keys']} fine, {keys['coarse_keys']} coarse"
     )
     facts = {"dry_run": dry_run, "failed": 0, **keys}

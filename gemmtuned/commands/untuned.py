@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated
 
 from gemmtuned.commands import of_fleet
@@ -54,6 +55,8 @@ def untuned(
         rows = [row for row in rows if row["problem"] in called]
     shown = limit if by == "problem" else 0
     answer = report(rows, limit=shown, now_s=time.time(), recorded=recorded, unseen=unseen)
+    if run is not None and rows:
+        answer = replace(answer, notes=[*answer.notes, "calls and times are those of all programs"])
     if by == "layer":
         answer = grouped.untuned(rows, answer, limit=limit)
     show(of_database(answer, here), as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, settings
+from gemmtuned.commands.options import DryRun, Json, ProblemTexts, named, never_seen, settings
 from gemmtuned.reports.render import Column, Report, Table, factor, show
 from gemmtuned.reports.source import curator, left_undone, put_in_use
 
@@ -28,6 +28,7 @@ def withdraw(
     here = settings()
     wanted = named(problem, here)
     with curator(here) as store:
+        unseen = never_seen(problem, here)
         taken = store.withdraw(wanted, reason=reason, now_s=now_s, dry_run=dry_run)
         generation, late = store.generation(), False
         if not dry_run:
@@ -46,7 +47,7 @@ def withdraw(
             "withdraw",
             [Table("rows", columns, rows, empty=f"No solution in use for {names}: see gemmtuned gains.")],
             facts={"dry_run": dry_run, "generation": generation},
-            notes=[f"{len(rows)} {verb}"] if rows else left_undone(generation) if late else [],
+            notes=[*([f"{len(rows)} {verb}"] if rows else left_undone(generation) if late else []), *unseen],
         ),
         as_json=as_json,
     )

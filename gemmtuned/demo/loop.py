@@ -217,4 +217,4 @@ def _published(home: Path) -> int:
 def _spell(result: Result, figures: dict[str, list[float]]) -> str:
     median, low, high = result.gain(figures)
     plain, hooked = (statistics.median(figures[name]) for name in ("plain", "hooked"))
-    return f"plain {plain:.0f} tokens/s, hooked {hooked:.0f}: {median:.2f}x [{low:.2f}, {high:.2f}]"
+    return f"plain {plain:.0f} tokens/s, hooked {hooked:.0f}; round by round {median:.2f}x [{low:.2f}, {high:.2f}]"

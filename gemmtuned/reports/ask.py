@@ -1,26 +1,111 @@
-"""The reports that `gemmtuned.coverage()` and `gemmtuned.gains()` ask for, as the commands of these names make them."""
+"""The reports `coverage` and `gains` of one database, as the commands and the functions of these names show them."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
 
+from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.near import did_you_mean
+from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
+from gemmtuned.db.of_runs import called_by, filed_for, own_time
+from gemmtuned.db.other_threads import other_threads
+from gemmtuned.db.phases import phases
 from gemmtuned.reports import coverage as by_share
 from gemmtuned.reports import gains as by_solution
-from gemmtuned.reports import layers
-from gemmtuned.reports.notebook import Answer
+from gemmtuned.reports import grouped, layers
+from gemmtuned.reports.own_time import with_own_time
+from gemmtuned.reports.phases import phase_notes
+from gemmtuned.reports.published import notes, standing
+from gemmtuned.reports.render import Report, Row
+from gemmtuned.reports.source import of_database
+from gemmtuned.reports.threads import threads_notes
+from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
+from gemmtuned.reports.why import why_nothing, why_off
+from gemmtuned.reports.without import without_notes
+
+BY: Final = (*by_share.GROUPS, "layer")
+GAINS_BY: Final = ("solution", "layer")
 
 
-def coverage(database: Path, *, by: str, since_s: float, weight: str) -> Answer:
-    """Raises SettingError for a word it does not know, StoreError when the database cannot be read."""
+def coverage(
+    here: Settings, *, by: str, since_s: float, weight: str = "time", run: str | None = None, limit: int | None = None
+) -> Report:
+    """How much of the traffic of the last since_s seconds is tuned, one row for each `by`; run: of this label alone.
+
+    limit: rows to show, None for all.  Raises SettingError for a word or a label that it does not know, StoreError when
+    the database cannot be read.
+    """
+    _known("by", by, BY)
+    _known("weight", weight, by_share.WEIGHTS)
+    if run is not None:
+        called_by(here.db, run)  # a label that there is not is an error, not an empty table
+    apart = phases(here.db, since_s=since_s)
+    compiled, frozen = queries.compiled(here.db, since_s=since_s), queries.frozen(here.db, since_s=since_s)
+    since_us = (time.time() - since_s) * 1e6
+    engines = engine_paths(sessions := queries.sessions(here.db), since_us=since_us)
+    dropped = dropped_calls(sessions, since_us=since_us)
+    warnings = [*_warnings(here, since_s, run), *phase_notes(apart, since_s), *dropped_notes(dropped)]
+    warnings += map(str, engines)
     if by == "layer":
-        return Answer(layers.report(queries.served(database, since_s=since_s), since_s=since_s))
-    rows = queries.coverage(database, by=by, since_s=since_s, weight=weight)
-    return Answer(by_share.report(rows, by=by, weight=weight, since_s=since_s))
+        rows = queries.served(here.db, since_s=since_s, run=run)
+        answer = layers.report(rows, since_s=since_s, compiled=compiled, frozen=frozen, notes=warnings, limit=limit)
+    else:
+        rows = queries.coverage(here.db, by=by, since_s=since_s, weight=weight, run=run)
+        if by == "run":
+            rows = with_own_time(rows, own_time(here.db, since_s=since_s))
+        how: dict[str, Any] = {"by": by, "weight": weight, "since_s": since_s, "limit": limit}
+        answer = by_share.report(rows, **how, compiled=compiled, frozen=frozen, warnings=warnings)
+    off = why_off(here) or ([] if rows else _nothing(here, sessions, since_s))
+    facts = {
+        "phases": [dict(row) for row in apart],
+        "engine_paths": [paths.facts for paths in engines],
+        "dropped_calls": dropped,
+    }
+    return of_database(replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines]), here)
 
 
-def gains(database: Path, *, limit: int) -> Answer:
-    """Raises StoreError when the database cannot be read."""
-    rows = queries.solutions(database, live=False)
-    return Answer(by_solution.report(rows, every=False, limit=limit, now_us=round(time.time() * 1e6)))
+def gains(
+    here: Settings,
+    *,
+    by: str = "solution",
+    run: str | None = None,
+    limit: int = 0,
+    every: bool = False,
+    unused: bool = False,
+) -> Report:
+    """What was gained, one row for each solution or layer; run: of what programs of this label call.
+
+    limit: rows to show, 0 for all.  every, unused: as of reports.gains.  Raises SettingError for a word or a label that
+    it does not know, StoreError when the database cannot be read.
+    """
+    _known("by", by, GAINS_BY)
+    rows = queries.solutions(here.db, live=False)
+    if run is not None:
+        wanted = filed_for(called_by(here.db, run))
+        rows = [row for row in rows if (row["problem"], row["covers"]) in wanted]
+    answer = by_solution.report(rows, every=every, limit=limit, now_us=time.time_ns() // 1000, unused=unused)
+    if by == "layer":
+        answer = grouped.gains([row for row in rows if row["state"] in LIVE_STATES], answer, limit=limit)
+    said = ["calls and time saved are those of all programs"] if run is not None and rows else []
+    return of_database(replace(answer, notes=[*answer.notes, *said, *without_notes(here.home)]), here)
+
+
+def _known(name: str, word: str, words: Sequence[str]) -> None:
+    if word not in words:
+        raise SettingError(f"{name}: {word!r} is not one of {', '.join(words)}{did_you_mean(word, tuple(words))}")
+
+
+def _warnings(here: Settings, since_s: float, run: str | None) -> list[str]:
+    """Why today's tables are not what programs use."""
+    apart = threads_notes(other_threads(here.db, since_s=since_s, run=run))
+    return [*notes(standing(here)), *without_notes(here.home), *apart]
+
+
+def _nothing(here: Settings, sessions: Sequence[Row], since_s: float) -> list[str]:
+    """What is said of a window in which nothing was recorded."""
+    return [*why_nothing(here), *unseen_notes(sessions, since_us=(time.time() - since_s) * 1e6)]

@@ -13,13 +13,15 @@ from math import comb
 from statistics import median
 from typing import Any, Final
 
-from gemmtuned.reports.render import Column, Report, Table, factor, percent
+from gemmtuned.reports.render import Column, Report, Table, factor, percent, several
 
 ARMS: Final = ("off", "capture", "on")
 MEANING: Final = {"off": "off", "capture": "capture only", "on": "on"}
 DISTURBED: Final = 0.25  # of the machine's CPU, used by others in one run of a round
 FEWEST: Final = 5  # rounds that must be left
 ENOUGH: Final = 0.9  # below this confidence no verdict is given: fewer than 5 rounds
+TOO_FEW: Final = "too few rounds"
+TOO_BUSY: Final = "too busy to tell"  # the verdict where most rounds were disturbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Ratio:
     def verdict(self) -> str:
         """better, worse, within noise, or too few rounds."""
         if self.confidence < ENOUGH:
-            return "too few rounds"
+            return TOO_FEW
         return "better" if self.low > 1 else "worse" if self.high < 1 else "within noise"
 
 
@@ -70,9 +72,14 @@ def report(
     unit: str,
     higher_is_better: bool,
     others: Sequence[float] = (),
+    hits: tuple[int, int] | None = None,
 ) -> Report:
-    """The report for figures[arm][round]. others: of each round, the share of the CPU that other programs used."""
+    """The report for figures[arm][round]. others: of each round, the share of the CPU that other programs used.
+
+    hits: of all calls that were counted in the runs "on", (those that ran a solution, all); None where nobody looked.
+    """
     kept = undisturbed(others) if others else list(range(len(figures["off"])))
+    busy = bool(others) and median(others[i] for i in kept) > DISTURBED
     figures = {arm: [figures[arm][i] for i in kept] for arm in ARMS}
     rows: list[dict[str, Any]] = []
     for arm in ARMS:
@@ -82,7 +89,7 @@ def report(
         if arm != "off":
             r = ratio(figures["off"], values, higher_is_better=higher_is_better)
             row |= {"ratio": r.median, "ratio_low": r.low, "ratio_high": r.high}
-            row |= {"confidence": r.confidence, "verdict": r.verdict}
+            row |= {"confidence": r.confidence, "verdict": TOO_BUSY if busy and r.verdict != TOO_FEW else r.verdict}
         rows.append(row)
     rounds = len(figures["off"])
     better = "higher" if higher_is_better else "lower"
@@ -107,10 +114,26 @@ def report(
             "higher_is_better": higher_is_better,
             "others": list(others),
             "left_out": len(others) - rounds if others else 0,
+            "hits": hits and {"solution_calls": hits[0], "calls": hits[1]},
         },
         lines=[f"{rounds} rounds of {' '.join(command)}; {better} {unit} is better"],
-        notes=[_sentence(on, rounds), *_busy(others, rounds)],
+        notes=[_sentence(on, rounds), *_routed(hits), *_busy(others, rounds)],
     )
+
+
+def _routed(hits: tuple[int, int] | None) -> list[str]:
+    """What ran in the runs that were "on": without a solution they are runs of stock torch."""
+    if hits is None:
+        return []
+    served, calls = hits
+    if not calls:
+        return ["no GEMM of it was counted: gemmtuned changes nothing in it"]
+    if served:
+        return [f'in the runs "on" {percent(served / calls)} of {several(calls, "call")} ran a solution']
+    return [
+        f'in the runs "on" none of {several(calls, "call")} ran a solution: they are runs of stock torch, too. '
+        "gemmtuned coverage says what is tuned for it"
+    ]
 
 
 def _busy(others: Sequence[float], rounds: int) -> list[str]:
@@ -129,8 +152,10 @@ def _sentence(on: Mapping[str, Any], rounds: int) -> str:
     gain = f"{(on['ratio'] - 1) * 100:+.1f} %"
     span = f"from {(on['ratio_low'] - 1) * 100:+.1f} to {(on['ratio_high'] - 1) * 100:+.1f} %"
     sure = f"{on['confidence'] * 100:.0f} % interval"
-    if on["verdict"] == "too few rounds":
+    if on["verdict"] == TOO_FEW:
         return f"{rounds} rounds cannot tell a gain from noise: median {gain}, {span}. Use --rounds 5 or more."
+    if on["verdict"] == TOO_BUSY:
+        return f"Too busy to tell: median {gain}, {sure} {span}."
     if on["verdict"] == "within noise":
         return f"Within noise: median {gain}, {sure} {span}."
     return f"gemmtuned makes it {on['verdict']}: median {gain}, {sure} {span}."

@@ -121,17 +121,23 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
         f"observed: {percent(total['hit_share'] or 0)} of {several(total['calls'], 'call')} hit a solution at the time "
         f"({count(total['exact_calls'])} exact, {count(total['padded_calls'])} padded)",
     ]
-    if weight == "time" and total["estimated_share"]:
-        lines.append(
-            f"estimated: {percent(total['estimated_share'])} of the GEMM time, by size alone: of problems neither "
-            "tuned nor timed (calls made while the program waited for a CPU are not timed)"
-        )
+    lines += estimated(total["estimated_share"]) if weight == "time" else []
     if total["untunable_calls"]:
         lines.append(
             f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
             f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which)"
         )
     return lines
+
+
+def estimated(share: float | None) -> list[str]:
+    """The line on this share of a GEMM time, which nobody has timed; none where that is none of it."""
+    if not share:
+        return []
+    return [
+        f"estimated: {percent(share)} of the GEMM time, by size alone: of problems neither tuned nor timed (calls made "
+        "while the program waited for a CPU are not timed)"
+    ]
 
 
 def _three_parts(total: Row) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gemmtuned.configs.moment import duration, span
-from gemmtuned.reports.coverage import frozen_notes
-from gemmtuned.reports.render import Column, Report, Table, against_stock, count, factor, percent, several
+from gemmtuned.reports.coverage import estimated, frozen_notes
+from gemmtuned.reports.render import Column, Report, Table, against_stock, count, factor, more, percent, several
 
 BEST: Final = "default_best"  # the state of a verdict that says torch's own kernel is best
 _KEY: Final = ("family", "batch", "n", "k", "dtype", "wdtype", "device", "threads")
@@ -17,8 +17,9 @@ def layers(served: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row for each weight's shape and device, the heaviest first.
 
     served: of db.queries.served.  Columns: those of the key, layer (its name), m (its smallest and largest M, and how
-    many), calls, stock_us and now_us (GEMM time on stock torch, and with what serves it), gain; and faster, best, none:
-    the shares of stock_us with a faster kernel, with the verdict that torch's own is best, and without a verdict.
+    many), calls, stock_us and now_us (GEMM time on stock torch, and with what serves it), estimated_us (of stock_us,
+    what is by size alone), gain; and faster, best, none: the shares of stock_us with a faster kernel, with the verdict
+    that torch's own is best, and without a verdict.
     """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     sizes: dict[tuple[Any, ...], set[int]] = {}
@@ -29,6 +30,7 @@ def layers(served: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         layer["calls"] += row["calls"]
         layer["stock_us"] += row["time_us"]
         layer["now_us"] += row["time_us"] / (row["gain"] or 1.0)
+        layer["estimated_us"] += row.get("estimated_time_us", 0.0)
         layer[answer(row["state"])] += row["time_us"]
     for key, layer in found.items():
         low, high, many = min(sizes[key]), max(sizes[key]), len(sizes[key])
@@ -57,8 +59,9 @@ def report(
     compiled: Sequence[Mapping[str, Any]] = (),
     frozen: Sequence[Mapping[str, Any]] = (),
     notes: Sequence[str] = (),
+    limit: int | None = None,
 ) -> Report:
-    """`gemmtuned coverage --by layer`; compiled and frozen as for the other forms of coverage."""
+    """`gemmtuned coverage --by layer`; compiled, frozen and limit as for the other forms of coverage."""
     rows = layers(served)
     total = sum(row["stock_us"] for row in rows)
     for row in rows:
@@ -78,7 +81,9 @@ def report(
     )
     window = span(since_s)
     lines = [f"GEMM time of the last {window}: {against_stock(gain_of_all(rows))}"] if rows else []
-    table = Table("rows", columns, rows, empty=f"No GEMM was recorded in the last {window}.")
+    lines += by_size(rows)
+    shown = rows[:limit]
+    table = Table("rows", columns, shown, empty=f"No GEMM was recorded in the last {window}.")
     facts = {
         "by": "layer",
         "weight": "time",
@@ -88,11 +93,20 @@ def report(
             "stock_us": total,
             "now_us": sum(row["now_us"] for row in rows),
             "gain": gain_of_all(rows),
+            "estimated_share": sum(row["estimated_us"] for row in rows) / total if total else None,
         },
         "compiled_problems": len({row["problem"] for row in compiled}),
         "frozen_problems": len({row["problem"] for row in frozen}),
     }
-    return Report("coverage", [table], facts=facts, lines=lines, notes=[*notes, *frozen_notes(frozen)])
+    return Report(
+        "coverage", [table], facts=facts, lines=lines, notes=[*more(shown, rows), *notes, *frozen_notes(frozen)]
+    )
+
+
+def by_size(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The line that says which part of these layers' time nobody has timed; none where all of it was."""
+    total = sum(row["stock_us"] for row in rows)
+    return estimated(sum(row["estimated_us"] for row in rows) / total) if total else []
 
 
 def _covered(rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -109,4 +123,4 @@ def name_of(row: Mapping[str, Any]) -> str:
     return f"{family}{batch}{row['n']}x{row['k']} {types}{threads}"
 
 
-_ZERO: Final = {"stock_us": 0.0, "now_us": 0.0, "faster": 0.0, "best": 0.0, "none": 0.0}
+_ZERO: Final = {"stock_us": 0.0, "now_us": 0.0, "estimated_us": 0.0, "faster": 0.0, "best": 0.0, "none": 0.0}

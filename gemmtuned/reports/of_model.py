@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.moment import duration
-from gemmtuned.reports.layers import gain_of_all, layers
+from gemmtuned.reports.layers import by_size, gain_of_all, layers
 from gemmtuned.reports.render import against_stock, clean, count, factor, percent
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ModelLayers(Sequence[dict[str, Any]]):
             )
 
     def _notes(self) -> list[str]:
-        notes = [f"{against_stock(self.gain)}, all together"] if self._rows else []
+        notes = [f"{against_stock(self.gain)}, all together", *by_size(self._rows)] if self._rows else []
         if self.unseen:
             notes.append(f"not called yet, or not recorded: {', '.join(clean(n) for n in patterns(self.unseen))}")
         return notes
