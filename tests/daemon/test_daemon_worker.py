@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fakes
 import psutil
@@ -18,6 +18,7 @@ import pytest
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Solution
+from gemmtuned.daemon import process_output
 from gemmtuned.daemon.child.compile_ahead import JOB_S
 from gemmtuned.daemon.leftovers import alive_in_group
 from gemmtuned.daemon.process_output import MOST_OUTPUT_BYTES, cut, last_line, output_file
@@ -444,7 +445,7 @@ def test_who_is_alive_in_a_group_is_known_and_the_dead_do_not_count() -> None:
     leader.stdout.close()
 
 
-def test_what_a_worker_writes_is_cut_and_its_last_line_kept() -> None:
+def test_what_a_worker_writes_is_cut_and_nothing_it_says_meanwhile_is_lost() -> None:
     output = output_file()
     assert output is not None
     code = "for n in range(40000): print('onednn_verbose,exec,cpu,matmul,', n, flush=True)"
@@ -452,9 +453,32 @@ def test_what_a_worker_writes_is_cut_and_its_last_line_kept() -> None:
     largest = 0
     while child.poll() is None:
         cut(output)
-        largest = max(largest, os.fstat(output.fileno()).st_size)
+        largest = max(largest, room(output))
         time.sleep(0.001)
     assert child.returncode == 0 and largest < 2 * MOST_OUTPUT_BYTES
-    assert last_line(output) == "onednn_verbose,exec,cpu,matmul, 39999"
     cut(output)
-    assert os.fstat(output.fileno()).st_size <= MOST_OUTPUT_BYTES
+    assert room(output) <= MOST_OUTPUT_BYTES
+    assert last_line(output) == "onednn_verbose,exec,cpu,matmul, 39999"
+    written = sum(len(f"onednn_verbose,exec,cpu,matmul, {n}\n") for n in range(40000))
+    assert os.fstat(output.fileno()).st_size == written, "a file that is shortened loses what is written at that moment"
+
+
+@pytest.mark.parametrize("how", ["no holes", "too long"])
+def test_what_cannot_be_emptied_is_shortened(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "no holes":
+        monkeypatch.setattr(process_output, "_emptied", lambda file, upto: False)
+    else:
+        monkeypatch.setattr(process_output, "LONGEST_BYTES", MOST_OUTPUT_BYTES)
+    output = output_file()
+    assert output is not None
+    os.write(output.fileno(), b"a line\n" * 200_000 + b"the last\n")
+    assert room(output) > MOST_OUTPUT_BYTES
+    cut(output)
+    assert os.fstat(output.fileno()).st_size < 1 << 14 and last_line(output) == "the last"
+    os.write(output.fileno(), b"one more\n")
+    assert last_line(output) == "one more"
+
+
+def room(file: IO[bytes]) -> int:
+    """Bytes that it takes of its disk."""
+    return os.fstat(file.fileno()).st_blocks * 512
