@@ -6,6 +6,7 @@ is measured and checked under the same ones.  They are global to the process: on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
@@ -52,14 +53,17 @@ def deterministic(on: bool, *, poison: bool = False) -> Iterator[None]:
 
     poison: torch.empty also fills what it allocates with NaN, so that an output nobody wrote shows.
     """
-    filling = cast("Any", torch.utils.deterministic)  # a module whose one switch is a property: not in its types
     before = torch.are_deterministic_algorithms_enabled()
+    filling = cast("Any", torch.utils.deterministic)  # a module whose one switch is a property: not in its types
+    use: Any = torch.use_deterministic_algorithms
+    if not (on or before or "torch._inductor.config" in sys.modules):
+        use = cast("Any", torch._C)._set_deterministic_algorithms  # the other imports torch's compiler: two seconds
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = filling.fill_uninitialized_memory
     try:
-        torch.use_deterministic_algorithms(on or poison, warn_only=True)
+        use(on or poison, warn_only=True)
         filling.fill_uninitialized_memory = poison
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        use(before, warn_only=warn_only)
         filling.fill_uninitialized_memory = fill

@@ -7,6 +7,7 @@ import re
 import planted_kernels as planted
 import pytest
 import torch
+from hooked import Home
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -159,3 +160,22 @@ def test_the_defaults_error_is_known_without_rivals_and_for_any_dtype():
         assert 0 < default_error(PROBLEM, BACKENDS["torch"].prepare(Candidate("torch"), PROBLEM), device=CPU) < 1e-6
     whole = Problem(m=2, n=3, k=4, dtype="i64", threads=2)
     assert default_error(whole, BACKENDS["torch"].prepare(Candidate("torch"), whole), device=CPU) == 0.0
+
+
+def test_the_switches_import_no_compiler(home: Home):
+    """torch.use_deterministic_algorithms imports torch's: two seconds of every worker and every `gemmtuned tune`."""
+    code = """
+        import sys, torch
+        from gemmtuned.configs.problem import Problem
+        from gemmtuned.kernels.torch_flags import as_called, deterministic
+        usual, repeated = (Problem(m=4, n=8, k=16, threads=2, deterministic=on) for on in (False, True))
+        with as_called(usual), deterministic(False, poison=True):
+            assert torch.are_deterministic_algorithms_enabled() and torch.empty(4).isnan().all()
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert not [name for name in sys.modules if name.startswith(("torch._inductor", "torch._dynamo"))]
+        with as_called(repeated):  # what a backend compiles there is to know of it
+            assert torch.are_deterministic_algorithms_enabled() and torch._inductor.config.deterministic
+        assert not torch.are_deterministic_algorithms_enabled() and not torch._inductor.config.deterministic
+        """
+    done = home.run(code, AITER_TUNE_GEMM="0")
+    assert done.code == 0, done.err
