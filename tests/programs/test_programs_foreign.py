@@ -17,7 +17,7 @@ from foreign_programs import PROGRAMS
 from foreign_running import K
 from hooked import HERE, LINEAR, ForkServer, Home, publish, published, wait_for
 from once import once
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from gemmtuned.kernels.families.error import SURE
 
@@ -43,20 +43,21 @@ def tolerance(coarsest: torch.dtype) -> float:
 
 def difference(off: Any, on: Any, share: float) -> str:
     """Where two outcomes differ, numbers by more than this share of the largest; empty where they do not."""
-    theirs, ours = tree_flatten(off)[0], tree_flatten(on)[0]
-    if len(ours) != len(theirs):
-        return f"{len(ours)} results, not {len(theirs)}"
-    for i, (a, b) in enumerate(zip(theirs, ours, strict=True)):
+    theirs, ours = tree_flatten_with_path(off)[0], tree_flatten_with_path(on)[0]
+    if [path for path, _ in ours] != [path for path, _ in theirs]:
+        return f"{len(ours)} results, not {len(theirs)}: {on!r}, not {off!r}"
+    for (path, a), (_, b) in zip(theirs, ours, strict=True):
+        where = f"result{keystr(path)}"
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             if a != b:
-                return f"result {i}: {b!r}, not {a!r}"
+                return f"{where}: {b!r}, not {a!r}"
             continue
         stock, found = ((t.dtype, tuple(t.shape), t.stride(), t.requires_grad) for t in (a, b))
         if stock != found:
-            return f"result {i}: {found}, not {stock}"
+            return f"{where}: {found}, not {stock}"
         limit = share * a.detach().double().abs().nan_to_num(posinf=0.0).max().item() if a.numel() else 0.0
         if not torch.allclose(a.double(), b.double(), rtol=0.0, atol=limit, equal_nan=True):
-            return f"result {i}: off by {(a.double() - b.double()).abs().max():g}, and {limit:g} is allowed"
+            return f"{where}: off by {(a.double() - b.double()).abs().max():g}, and {limit:g} is allowed"
     return ""
 
 
@@ -141,6 +142,7 @@ def test_the_programs_went_through_right_routes_and_none_was_blamed(request: pyt
         (torch.tensor([1.0, math.nan]), torch.tensor([1.0, 1.0]), "off by"),
         (["mm"], ["addmm"], "addmm"),
         ([1], [1, 2], "2 results"),
+        ({"ends": [7, 7]}, {"ends": [-15, 7]}, "result['ends'][0]: -15, not 7"),
     ],
 )
 def test_a_difference_is_seen(off: Any, on: Any, word: str) -> None:

@@ -8,6 +8,7 @@ publish a table meanwhile.  Its last line is {answers, ends}: the nine results, 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ def main() -> None:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(16)
+    gc.freeze()  # as gunicorn's documentation has it: no worker walks through all of torch when it ends
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until a worker knows what to do then
     workers = []
     for _ in range(WORKERS):
         pid = os.fork()
@@ -55,6 +58,7 @@ def main() -> None:
 def serve(model: nn.Module, listening: socket.socket) -> None:
     """Answer requests until SIGTERM, which is an orderly end with status 7."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     torch.set_num_threads(1)  # the threads of OpenMP did not come along
     while True:
         connection, _ = listening.accept()

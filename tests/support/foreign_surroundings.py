@@ -126,4 +126,5 @@ def server_that_forks_its_workers():
         arrive()
         out, err = server.communicate("on\n")
     said = json.loads(out.splitlines()[-1]) if out else {"answers": [], "ends": []}
-    return half, torch.tensor(said["answers"]), said["ends"], server.returncode, err
+    answers = torch.tensor(said["answers"])
+    return {"half": half, "answers": answers, "ends": said["ends"], "status": server.returncode, "errors": err}
