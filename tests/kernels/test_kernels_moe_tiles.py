@@ -49,13 +49,14 @@ def interpreted() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(CASES))
-def test_it_is_as_exact_as_torch_twice_and_touches_no_expert_in_vain(
-    interpreted: list[dict[str, Any]], number: int
-) -> None:
-    """Odd sizes, pairs of nobody, an expert with most pairs, and one that nobody visits, whose weights are NaN."""
-    assert len(interpreted) == CASES
+def test_it_is_as_exact_as_torch_and_touches_no_expert_in_vain(interpreted: list[dict[str, Any]], number: int) -> None:
+    """Odd sizes, pairs of nobody, an expert with most pairs, and one that nobody visits, whose weights are NaN.
+
+    Memory that no launch has written is NaN, too.  Two cases, plain and coded weights, run twice for the same bits.
+    """
+    assert len(interpreted) == CASES and [seen["same"] for seen in interpreted].count(True) == 2
     seen = interpreted[number]
-    assert seen["error"] <= 1.25 * seen["default"] and seen["same"] and seen["nobody"], seen
+    assert seen["error"] <= 1.25 * seen["default"] and seen["same"] is not False and seen["nobody"], seen
 
 
 @pytest.mark.parametrize("weights", [{}, FP8, MXFP4, INT4], ids=["bf16", "fp8", "mxfp4", "int4"])
