@@ -118,7 +118,7 @@ class Handle:
 
     def _set_up(self, conn: sqlite3.Connection, *, locked: bool) -> None:
         """Make the schema of a new file, or bring an older one up to date."""
-        if self._upgrade and migrations.identity(conn)[1]:
+        if self._upgrade and migrations.identity(conn)[1] and migrations.pending(conn, self.path):
             migrations.load()  # takes longer than most upgrades: others are not to wait for it
         if locked:
             _keeps_log(conn, self.timeout_s, wait=True)

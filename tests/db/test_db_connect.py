@@ -46,15 +46,25 @@ def calls(store: Store) -> int:
 # --- opening ---
 
 
-def test_opening_a_made_database_imports_no_sqlite_utils_and_no_pandas(tmp_path: Path, store: Store) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_opening_a_made_database_imports_no_sqlite_utils_and_no_pandas(
+    tmp_path: Path, store: Store, damaged: bool
+) -> None:
+    """Nor does building one anew; what an upgrade needs takes most of a second of CPU time."""
     code = (
         "import sys; from pathlib import Path; from gemmtuned.db import queries; from gemmtuned.db.store import Store; "
         "f = Path(sys.argv[1]); s = Store(f / 'tune.db', locks=f / 'locks'); s.generation(); queries.coverage(s.path); "
         "print([m for m in ('sqlite_utils', 'pandas', 'torch') if m in sys.modules])"
     )
+    if damaged:
+        store.close()
+        store.path.write_bytes(bytes(range(256)) * 200)
     said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
 
-    assert (said.stdout, said.stderr) == ("[]\n", "")
+    assert said.stdout == "[]\n" and (said.stderr == "" or (damaged and "store was damaged" in said.stderr)), (
+        said.stderr
+    )
+    assert any(tmp_path.glob("tune.db.corrupt-*")) == damaged
 
 
 def test_a_missing_database_is_made_only_when_asked(tmp_path: Path) -> None:
