@@ -40,13 +40,17 @@ def name_of(command: Sequence[str]) -> str:
     return program[:LONGEST]
 
 
+def name_of_process(pid: int | str) -> str:
+    """`pytest`; "" where the machine does not tell: it has ended, or the number is of another process namespace."""
+    try:
+        return name_of(psutil.Process(int(pid)).cmdline()) or str(psutil.Process(int(pid)).name())
+    except (psutil.Error, ValueError):
+        return ""
+
+
 def named(pid: int | str) -> str:
     """`pytest 8245`; `process 8245` where the machine does not tell us more."""
-    try:
-        name = name_of(psutil.Process(int(pid)).cmdline()) or psutil.Process(int(pid)).name()
-    except (psutil.Error, ValueError):
-        name = ""
-    return f"{name or 'process'} {pid}"
+    return f"{name_of_process(pid) or 'process'} {pid}"
 
 
 class Busiest:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psutil
 
 from gemmtuned.daemon.device.neighbours import gpu_holders
-from gemmtuned.daemon.device.who import cpu_seconds
+from gemmtuned.daemon.device.who import cpu_seconds, name_of_process
 from gemmtuned.daemon.notice import SeatNotice
 
 MOST: Final = 5  # names for each device
@@ -58,11 +58,7 @@ class Users:
 
 
 def _named(pids: Iterable[int], shares: dict[int, float]) -> list[dict[str, Any]]:
-    rows = []
-    for pid in pids:
-        try:
-            name = psutil.Process(pid).name()
-        except psutil.Error:  # the number is of another process namespace, or it has ended
-            name = ""
-        rows.append({"pid": pid, "name": name, "cores": round(shares[pid], 3) if pid in shares else None})
-    return rows
+    return [
+        {"pid": pid, "name": name_of_process(pid), "cores": round(shares[pid], 3) if pid in shares else None}
+        for pid in pids
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import typer
 
 from gemmtuned.commands import native_library, spot_checking
 from gemmtuned.commands.options import LogFormat, LogLevel, number, seconds, settings, start_logging, whole_number
-from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.reports.progress import Tell, progress
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def daemon(
     monitors = _monitors(devices, share_resident=share_resident)
     # beside a loaded program a worker may not take the memory which that one will ask for next
     make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
-    metrics = None if metrics_port is None else _metrics(metrics_port, here.db)
+    metrics = None if metrics_port is None else _metrics(metrics_port, here)
     with _beside(here), _bar(here.home, here.db) if once else nullcontext():
         code = run_daemon(
             here, once=once, wait_s=wait_s, monitors=monitors, make_worker=make_worker, rules=rules,
@@ -121,10 +121,18 @@ def _beside(here: Settings) -> Iterator[None]:
             one.stop()
 
 
-def _metrics(port: int, db: Path) -> Metrics:
+def _metrics(port: int, here: Settings) -> Metrics | None:
+    """None where the port is taken and another daemon runs for this home: that is said when it is to begin."""
     from gemmtuned.daemon.service.metrics import Metrics
+    from gemmtuned.daemon.service.only_one import AnotherRuns, OnlyDaemon
 
-    return Metrics(port, db)
+    try:
+        return Metrics(port, here.db)
+    except SettingError:
+        with suppress(AnotherRuns):
+            OnlyDaemon(here).close()
+            raise
+        return None
 
 
 @contextmanager

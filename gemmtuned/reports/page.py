@@ -21,7 +21,7 @@ from gemmtuned.db import queries
 from gemmtuned.db.rollup import hours_of
 from gemmtuned.db.timeline import timeline
 from gemmtuned.reports import charts
-from gemmtuned.reports.layers import BEST, answer, gain_of_all
+from gemmtuned.reports.layers import BEST, answer, by_size, gain_of_all
 from gemmtuned.reports.layers import layers as by_layer
 from gemmtuned.reports.render import clean, count, factor, percent
 
@@ -103,6 +103,7 @@ def _figures(data: Data) -> dict[str, Any]:
         "calls": sum(row["calls"] for row in data.served),
         "saved_us": sum(row["saved_us"] or 0.0 for row in data.solutions),
         "speedup": gain_of_all(layers),
+        "by_size": by_size(layers),
         "parts": _parts(data.served, time_us),
         "curve": _curve(data),
         "layers": layers[:LAYERS],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
 import time
@@ -19,8 +20,11 @@ from typer.testing import CliRunner, Result
 
 import gemmtuned
 from gemmtuned.cli import build
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.commands.daemon import _metrics
+from gemmtuned.configs.errors import GemmtunedError, SettingError
+from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing.publish import publish
+from gemmtuned.daemon.service.only_one import OnlyDaemon
 from gemmtuned.daemon.service.telling import SAY_AGAIN_S, WAITS_S, Telling
 from gemmtuned.demo import loop
 from gemmtuned.reports.comparison import ARMS, TOO_BUSY, TOO_FEW, report
@@ -62,6 +66,24 @@ def test_layers_say_how_much_of_their_time_is_a_guess(home: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(512, 64))
     assert "estimated: 100.0 % of the GEMM time" in str(gemmtuned.layers(model))
     assert "estimated" not in str(gemmtuned.layers(torch.nn.Sequential(torch.nn.Linear(512, 96))))
+
+
+def test_the_page_says_how_much_of_its_time_is_a_guess(home: Path) -> None:
+    share = json.loads(call("coverage", "--json").stdout)["total"]["estimated_share"]
+    assert call("report", "-o", str(home / "r.html")).exit_code == 0
+    said = f"Estimated: {100 * share:.1f} % of the GEMM time, by size alone"
+    assert said in (home / "r.html").read_text()
+
+
+def test_a_second_daemon_is_told_of_the_first_and_not_of_its_port(home: Path) -> None:
+    here = Settings.from_env()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingError, match=r"Address already in use\. Choose another"):
+            _metrics(port, here)
+        first = OnlyDaemon(here)
+        assert _metrics(port, here) is None
+        first.close()
 
 
 def test_by_layer_shows_as_many_as_are_asked_for(home: Path) -> None:
