@@ -41,6 +41,7 @@ class Session:
     namespace: within which pid is unique (processes.pid_namespace); None where that cannot be known.
     role: what it does for a serving engine, such as `worker`; empty for a program of one process.
     operators: an engine's paths to products (hooks/foreign.py: known); "" where it has none.
+    waited_us: how much longer it ran because its threads waited for CPUs that others used (hooks/crowd.py).
     """
 
     host: str
@@ -59,3 +60,4 @@ class Session:
     namespace: str | None = None
     role: str = ""
     operators: str = ""
+    waited_us: int = 0

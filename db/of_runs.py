@@ -14,8 +14,12 @@ from gemmtuned.db.rows import us
 
 _OWN_TIME: Final = """
 SELECT run, count(*) AS processes,
-    sum(max(coalesce(ended_us, beat_us) - max(started_us, :since), 0)) AS wall_us
-FROM session WHERE coalesce(ended_us, beat_us) >= :since AND calls + dropped > 0 GROUP BY run
+    sum(ran_us) AS wall_us, sum(min(1.0 * waited_us * ran_us / max(all_us, 1), ran_us)) AS waited_us
+FROM (
+    SELECT run, waited_us, max(coalesce(ended_us, beat_us) - max(started_us, :since), 0) AS ran_us,
+        coalesce(ended_us, beat_us) - started_us AS all_us
+    FROM session WHERE coalesce(ended_us, beat_us) >= :since AND calls + dropped > 0
+) GROUP BY run
 """
 _CALLED: Final = """
 SELECT p.text AS problem FROM problem p WHERE p.id IN (
@@ -25,9 +29,10 @@ SELECT p.text AS problem FROM problem p WHERE p.id IN (
 
 
 def own_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> dict[str, dict[str, Any]]:
-    """By run: processes and wall_us, the time that they ran in the last since_s seconds, all together.
+    """By run: processes, wall_us, the time that they ran in the last since_s seconds, all together, and waited_us.
 
-    Of processes that made a call: a parent that waits for its workers is no time that could become shorter.
+    waited_us: the part of wall_us by which they ran longer because others used the CPUs.  Of processes that made a
+    call: a parent that waits for its workers is no time that could become shorter.
     """
     since = us((time.time() if now_s is None else now_s) - since_s)
     return {row.pop("run"): row for row in ask(path, _OWN_TIME, {"since": since})}

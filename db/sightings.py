@@ -46,15 +46,17 @@ WITH RECURSIVE at(hour) AS (
 """
 _SESSION: Final = """
 INSERT INTO session (host, pid, started_us, run, path, generation, active_us, calls, dropped, errors,
-    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us, rank, namespace, role, operators)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    reload_failures, note, sqlite_version, store_dev, store_ino, beat_us, ended_us, rank, namespace, role, operators,
+    waited_us)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET run = excluded.run, path = excluded.path, generation = excluded.generation,
     active_us = excluded.active_us,
     calls = excluded.calls, dropped = excluded.dropped, errors = excluded.errors,
     reload_failures = excluded.reload_failures, note = excluded.note, sqlite_version = excluded.sqlite_version,
     store_dev = excluded.store_dev, store_ino = excluded.store_ino,
     beat_us = max(beat_us, excluded.beat_us), ended_us = excluded.ended_us, rank = excluded.rank,
-    namespace = excluded.namespace, role = excluded.role, operators = excluded.operators
+    namespace = excluded.namespace, role = excluded.role, operators = excluded.operators,
+    waited_us = excluded.waited_us
 """
 ADD_QUARANTINE: Final = """
 INSERT INTO quarantine (problem_id, device, mode, covers, backend, config, stamp, reason, run, how,
@@ -163,7 +165,7 @@ class Sightings(Part):
         )
         device, inode = self._db.file()
         file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
-        more = (beat_us, ended_us, s.rank, where, plain(s.role, 60), plain(s.operators, 8192))
+        more = (beat_us, ended_us, s.rank, where, plain(s.role, 60), plain(s.operators, 8192), max(s.waited_us, 0))
         conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, *more))
 
 

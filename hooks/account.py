@@ -91,6 +91,7 @@ class Account:
             note=self._note(flusher.complaint),
             role=self.role,
             operators=self._patches.foreign.known(self._patches.overridden()),
+            waited_us=flusher.waited_us,
         )
 
     def fail_op(self, solution: Solution, reason: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import CROWDED
@@ -19,12 +20,17 @@ SHORTEST_S: Final = 0.02  # a slice or two of the scheduler: less than that tell
 
 
 class Crowd:
-    """wait: the kernel's counters; elsewhere in tests."""
+    """wait: the kernel's counters; elsewhere in tests.
+
+    longer_s: how much longer this process has run because others used the CPUs: of the time that its threads could run,
+    the share that they waited.
+    """
 
     def __init__(self, wait: CpuWait | None = None) -> None:
         self._wait = wait
         self._last = (0.0, 0.0)  # what threads spent before they began
         self._was = False
+        self.longer_s, self._at_s = 0.0, clock.monotonic()
 
     def without_its_times(self, sightings: Iterable[Sighting], *, look: bool = True) -> Iterator[Sighting]:
         """What was counted since the last time; without the times where others were in the way meanwhile.
@@ -51,6 +57,11 @@ class Crowd:
         if 0.0 <= ran_s < SHORTEST_S and waited_s < SHORTEST_S:
             return self._was
         self._last = spent
+        now_s = clock.monotonic()
+        span_s, self._at_s = now_s - self._at_s, now_s
         if ran_s >= 0.0:
+            # of a thread alone, what it waited; of several at a time, what each of them did
+            if waited_s > 0.0:
+                self.longer_s += waited_s / (ran_s + waited_s) * min(span_s, ran_s + waited_s)
             self._was = waited_s > CROWDED * (ran_s + waited_s)  # less than nothing: a quota held others of the group
         return self._was

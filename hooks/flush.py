@@ -94,6 +94,11 @@ class Flusher:
         self._told = Once()
         self.complaint = _no_store  # why the store does not take our counts; empty when it does
 
+    @property
+    def waited_us(self) -> int:
+        """How much longer this process had run at the last beat because others used the CPUs."""
+        return round(self._crowd.longer_s * 1e6)
+
     def due_s(self) -> float:
         """When the next turn is."""
         return self._due_s
@@ -228,6 +233,7 @@ class Flusher:
                 self._at(store.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
                 self._quarantine.pop(0)
             if beat or last:
+                self._crowd.was_in_the_way()  # few calls are timed, and so it may not have been asked for long
                 self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
                 self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
             self.complaint, self._busy_since_s = "", 0.0

@@ -1,6 +1,6 @@
 -- What the steps beside this file leave in a new database: written by `python -m gemmtuned.db.migrations.whole`, never
 -- by hand. Each statement is as SQLite keeps it; a line `-- next` stands between two of them.
--- last step: 0026_bytes_of_groups
+-- last step: 0027_waited
 
 -- next
 CREATE TABLE "_sqlite_migrations" (
@@ -210,7 +210,7 @@ CREATE TABLE session (
     store_dev INTEGER NOT NULL,
     store_ino INTEGER NOT NULL,
     beat_us INTEGER NOT NULL,
-    ended_us INTEGER, rank INTEGER, namespace TEXT CHECK (length(namespace) <= 100), role TEXT NOT NULL DEFAULT '' CHECK (length(role) <= 60), operators TEXT NOT NULL DEFAULT '' CHECK (length(operators) <= 8192),
+    ended_us INTEGER, rank INTEGER, namespace TEXT CHECK (length(namespace) <= 100), role TEXT NOT NULL DEFAULT '' CHECK (length(role) <= 60), operators TEXT NOT NULL DEFAULT '' CHECK (length(operators) <= 8192), waited_us INTEGER NOT NULL DEFAULT 0 CHECK (waited_us >= 0),
     PRIMARY KEY (host, pid, started_us)
 ) STRICT, WITHOUT ROWID
 -- next
@@ -831,6 +831,6 @@ SELECT host, pid, run, path, generation, active_us, calls, dropped, errors, relo
         WHEN beat_us >= (CAST(strftime('%s', 'now') AS INTEGER) - 30) * 1000000 THEN 'live'
         ELSE 'silent' END AS state,
     started_us AS started, beat_us AS last_seen, ended_us AS ended, sqlite_version, store_dev, store_ino, rank, namespace,
-    role, operators
+    role, operators, waited_us
 FROM session
 )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.moment import duration, span
 from gemmtuned.hooks.compiled import CPP_WRAPPER
-from gemmtuned.reports.own_time import COLUMNS
+from gemmtuned.reports.own_time import COLUMNS, crowded_notes
 from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, flops, more, percent, several
 
 WEIGHTS: Final = ("time", "calls", "flops")
@@ -92,6 +92,7 @@ def _of_runs(shown: Sequence[Row]) -> list[str]:
         "GEMMs; if all were free: 1 / (1 - s), the most that any kernel could give. All three are estimates, "
         "from races, timed calls or sizes"
     ]
+    found += crowded_notes(shown)
     bounded = ", ".join(row["run"] for row in shown if row.get("bounded"))
     return found + (
         [f"{bounded}: the estimated GEMM time is more than the time it ran, so all of that"] if bounded else []

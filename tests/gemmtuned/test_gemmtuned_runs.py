@@ -86,7 +86,7 @@ def test_a_parent_that_waits_for_its_workers_is_no_time_of_the_program(home: Pat
         store.end_session(replace(one, pid=pid), now_s=NOW_S)
     store.close()
 
-    assert own_time(home / "tune.db", now_s=NOW_S)["serve"] == {"processes": 2, "wall_us": 15e6}
+    assert own_time(home / "tune.db", now_s=NOW_S)["serve"] == {"processes": 2, "wall_us": 15e6, "waited_us": 0}
     assert rows("coverage", "--by", "run", "--run", "serve")[0]["wall_us"] == 15e6
 
 
@@ -97,6 +97,30 @@ def test_a_programs_gain_is_bounded_by_the_time_it_ran() -> None:
     more = with_own_time([row], {"serve": {"wall_us": 50.0}})[0]
     assert more["bounded"] and more["gemm_share"] == 1.0 and more["program_gain"] == pytest.approx(2.0)
     assert with_own_time([row], {})[0]["program_gain"] is None
+
+
+def test_what_others_took_of_a_programs_time_is_left_out_of_its_shares(home: Path) -> None:
+    """Eight workers on two CPUs: of 80 s that they ran, 60 s they waited, and of the rest half was products."""
+    store = open_store(home)
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(home), "GEMMTUNED_RUN": "workers"})
+    store.add_sightings("workers", NEW, [saw(problem(n=64), 2_500_000, us=4.0)], now_s=NOW_S)
+    for number in range(8):
+        one = new_session(
+            settings, path="native", started_us=round((NOW_S - 10.0) * 1e6), generation=0, active_us=0, calls=1,
+            dropped=0, errors=0, reload_failures=0, rank=None, note="", waited_us=7_500_000,
+        )  # fmt: skip
+        store.end_session(replace(one, pid=1000 + number), now_s=NOW_S)
+    store.close()
+
+    assert own_time(home / "tune.db", now_s=NOW_S)["workers"] == {"processes": 8, "wall_us": 80e6, "waited_us": 60e6}
+    half = own_time(home / "tune.db", now_s=NOW_S, since_s=5.0)["workers"]
+    assert (half["wall_us"], half["waited_us"]) == (40e6, 30e6), "of a window its part"
+    row = rows("coverage", "--by", "run", "--run", "workers")[0]
+    assert (row["wall_us"], row["waited_us"]) == (80e6, 60e6)
+    assert row["gemm_share"] == pytest.approx(0.5) and row["program_limit"] == pytest.approx(2.0)
+    said = call("coverage", "--by", "run").stdout
+    assert "workers: 75.0 % of the time that it ran its threads waited for CPUs that others used" in said
+    assert "serve: " not in said and "bounded" not in said
 
 
 def test_disturbed_rounds_are_left_out_where_enough_remain() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hooked import Home
@@ -88,6 +90,19 @@ def test_a_quota_that_holds_others_of_the_group_is_no_crowd(tmp_path: Path) -> N
     assert [crowd.was_in_the_way() for _ in range(4)] == [True, False, False, True]
 
 
+def test_how_much_longer_it_ran_is_what_each_of_its_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread alone, then two at a time, then nobody in the way, then a thread that has ended with what it spent."""
+    now_s = [0.0]
+    monkeypatch.setattr("gemmtuned.hooks.crowd.clock", SimpleNamespace(monotonic=lambda: now_s[0]))
+    crowd = Crowd(Told((1.0, 3.0), (3.0, 9.0), (4.0, 9.0), (1.0, 2.0)))  # type: ignore[arg-type]
+    longer_s = []
+    for now_s[0] in (10.0, 14.0, 15.0, 16.0):
+        crowd.was_in_the_way()
+        longer_s.append(crowd.longer_s)
+
+    assert longer_s == [3.0, 6.0, 6.0, 6.0]
+
+
 def test_the_programs_own_thread_does_not_look(tmp_path: Path) -> None:
     crowd = Crowd(Told((1.0, 0.5)))  # type: ignore[arg-type]
     timed = Sighting(ONE, "miss", 64, sampled_calls=1, sampled_us=5.0)
@@ -103,7 +118,9 @@ def test_of_many_threads_the_oldest_are_looked_at(threads: Threads) -> None:
     assert threads.wait().spent_s() == (3.0, 119.0)
 
 
-def test_counts_of_a_crowded_second_are_kept_and_its_times_are_not(tmp_path: Path, threads: Threads) -> None:
+def test_counts_of_a_crowded_second_are_kept_and_its_times_are_not(
+    tmp_path: Path, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting: list[Sighting] = []
 
     def drain() -> list[Sighting]:
@@ -117,15 +134,22 @@ def test_counts_of_a_crowded_second_are_kept_and_its_times_are_not(tmp_path: Pat
     )  # fmt: skip
     flusher = Flusher(
         settings, drain=drain, environment=lambda place: NEW, tick=lambda: None, keep=True,
-        session=lambda: Session(host="h", pid=1, started_us=1, run="test", path="native", generation=0, calls=0),
+        session=lambda: Session(
+            host="h", pid=1, started_us=1, run="test", path="native", generation=0, calls=0, waited_us=flusher.waited_us
+        ),
     )  # fmt: skip
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr("gemmtuned.hooks.crowd.clock", SimpleNamespace(monotonic=lambda: next(hours)))
     flusher._crowd = Crowd(threads.wait())
     for ran_s, waited_s, took_us in ((1.0, 0.0, 100.0), (2.0, 6.0, 8000.0), (3.0, 6.0, 100.0)):
         threads.spent(7, ran_s, waited_s)
         waiting.append(Sighting(ONE, "miss", 64, sampled_calls=1, sampled_us=took_us))
         flusher.flush()
+    threads.spent(7, 4.0, 7.0)  # after the last call that was timed
     flusher.stop()
 
+    (session,) = queries.sessions(settings.db)
+    assert session["waited_us"] == 7_000_000
     (row,) = queries.untuned(settings.db)
     assert (row["calls"], row["est_time_us"]) == (192, pytest.approx(192 * 100.0))
 
