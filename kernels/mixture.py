@@ -193,7 +193,8 @@ def dequantised(w: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype,
         values = F.embedding(w.int(), _pairs(quant, exact, w.device)).view(*scale.shape, -1)
         return (values * factors[..., None]).to(dtype).view(w.shape[0], -1)
     values = _of_codes(torch.stack([w & 15, w >> 4], -1).flatten(-2).long(), quant).to(exact)
-    return (values * factors.repeat_interleave(values.shape[1] // scale.shape[1], 1)).to(dtype)
+    group = values.shape[1] // max(1, scale.shape[1])
+    return (values * factors.repeat_interleave(group, 1)).to(dtype)
 
 
 def _values(w: Tensor, scale: Tensor | None, how: How, dtype: torch.dtype, few: Sequence[int] = ()) -> Tensor:
@@ -261,7 +262,7 @@ def _expert(o: Operands, how: How, e: int, rows: Tensor, weights: Tensor) -> Ten
     sums = rows @ dequantised(o.w1[e], scale1, how.quant, rows.dtype).t()
     h = hidden(how, sums, weights, None if o.bias1 is None else o.bias1[e]).to(rows.dtype)
     y = h @ dequantised(o.w2[e], scale2, how.quant, rows.dtype).t()
-    return y if o.bias2 is None else (y + o.bias2[e]).to(rows.dtype)
+    return (y if o.bias2 is None else y + o.bias2[e]).to(rows.dtype)  # of another type under autocast, too
 
 
 def _added(o: Operands, how: How, parts: Tensor) -> Tensor:

@@ -61,6 +61,11 @@ def block_product(
     if torch_takes(x, w, dtype, "1x128"):
         rows, of_rows = rows_as_torch_takes(x, of_x)
         return scaled_mm_of_blocks(rows, w, of_rows, blocks_as_torch_takes(of_w), dtype, fast=fast)[: x.shape[0]]
+    return block_product_of_values(x, w, of_x, of_w, dtype)
+
+
+def block_product_of_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same of numbers of fp32, everywhere and with derivatives."""
     spread = of_x.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
     return ((x.float() * spread) @ dequantised(w, of_w, "128x128", torch.float32).t()).to(dtype)
 

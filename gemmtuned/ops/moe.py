@@ -2,8 +2,8 @@
 
 Small batches on sm_90 run as two launches (kernels/cuda/moe_decode.cu), large ones of coded weights in tiles
 (kernels/triton/moe_tiles.py), everything else by torch's own calls (kernels/mixture.py).  Activations are never
-quantised here, so results are as exact as weights allow.  Inside torch.compile it is the operator
-gemmtuned::fused_moe.
+quantised here, so results are as exact as weights allow.  Inside torch.compile, for tracers and for tensors without
+values it is the operator gemmtuned::fused_moe, which has no derivative: compiled code that wants one calls eager code.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import How, Operands, grouped_runs, run, without_others
 from gemmtuned.ops.blame import FAILURES, is_to_blame
-from gemmtuned.ops.moe_arguments import how_of, operands_of
+from gemmtuned.ops.moe_arguments import check_others, how_of, operands_of
 from gemmtuned.ops.moe_table import MISS, Serving, give_up, serving
 from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 from gemmtuned.ops.plans import place_of
+from gemmtuned.ops.quantised_arguments import wants_derivatives
 
 _WEIGHT: Final = {quant: dtype for dtype, quant in PACKED.items()}  # dtypes of weights that lie in bytes
 _Scales = tuple[torch.Size, torch.dtype] | None  # of one weight
@@ -108,16 +109,45 @@ def fused_moe(
     if hidden_pad or intermediate_pad:
         raise GemmtunedError("hidden_pad and intermediate_pad are not done here: hand weights of the real sizes")
     how = how_of(activation, quant_type, w1, w2, weighted=doweight_stage1, interleaved=interleaved)
-    if torch.compiler.is_compiling():
-        y: Tensor = _operator(
+    given = (
+        hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, bias1, bias2, how, expert_mask,
+        num_local_tokens, dtype,
+    )  # fmt: skip
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and wants_derivatives(*given[:10]):
+        return _beside_the_graph(*given)
+    if torch.compiler.is_compiling() or _is_traced(hidden_states):
+        found: Tensor = _operator(
             hidden_states, w1, w2, topk_weight, topk_ids, expert_mask, how.act, how.gated, interleaved, how.weighted,
             how.quant, w1_scale, w2_scale, a1_scale, num_local_tokens, dtype, bias1, bias2,
         )  # fmt: skip
-        return y
-    found = operands_of(
-        hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, bias1, bias2, how=how, dtype=dtype
+        return found
+    return _eager(*given)
+
+
+def _eager(
+    x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, scale1: Tensor | None, scale2: Tensor | None,
+    scale_x: Tensor | None, bias1: Tensor | None, bias2: Tensor | None, how: How, mask: Tensor | None,
+    tokens: Tensor | None, dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    found = operands_of(x, w1, w2, weights, ids, scale1, scale2, scale_x, bias1, bias2, how=how, dtype=dtype)
+    return _run(found, how, mask, tokens).to(dtype or found.x.dtype)
+
+
+_beside_the_graph: Final[Callable[..., Tensor]] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _eager, reason="fused_moe has derivatives outside of compiled code alone: no_grad() or detached operands need none"
+)
+
+
+def _is_traced(x: Tensor) -> bool:
+    """Whether operands have no values, or are taken for any: which experts are visited must not become part of it."""
+    modes = torch._C._TorchDispatchModeKey
+    return (
+        x.is_meta
+        or isinstance(x, torch._subclasses.FakeTensor)
+        or torch._C._get_tracing_state() is not None
+        or torch._C._get_dispatch_mode(modes.FAKE) is not None
+        or torch._C._get_dispatch_mode(modes.PROXY) is not None
     )
-    return _run(found, how, expert_mask, num_local_tokens).to(dtype or found.x.dtype)
 
 
 def fused_moe_or(
@@ -152,6 +182,7 @@ def fused_moe_or(
 
 
 def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> Tensor:
+    check_others(mask, tokens, o)
     if not len(o.x):
         return torch.empty_like(o.x)
     o = without_others(o, mask, tokens)
@@ -334,8 +365,7 @@ def _operator(
     bias2: Tensor | None,
 ) -> Tensor:
     how = How(act=act, gated=gated, interleaved=interleaved, weighted=weighted, quant=quant)
-    found = operands_of(x, w1, w2, weights, ids, scale1, scale2, scale_x, bias1, bias2, how=how, dtype=dtype)
-    return _run(found, how, mask, tokens).to(dtype or found.x.dtype)
+    return _eager(x, w1, w2, weights, ids, scale1, scale2, scale_x, bias1, bias2, how, mask, tokens, dtype)
 
 
 @_operator.register_fake
@@ -345,4 +375,7 @@ def _fake(
     scale_x: Tensor | None, tokens: Tensor | None, dtype: torch.dtype | None, bias1: Tensor | None,
     bias2: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    for name, t in (("w1", w1), ("w2", w2), ("topk_weight", weights), ("topk_ids", ids)):
+        if t.device != x.device:
+            raise GemmtunedError(f"{name} is on {t.device}, hidden_states on {x.device}")
     return x.new_empty((x.shape[0], w2.shape[1]), dtype=dtype or x.dtype)

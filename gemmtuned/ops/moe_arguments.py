@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.kernels.dtypes import FLOATS, FP8, PACKED_FP4
+from gemmtuned.kernels.dtypes import E8M0, FLOATS, FP8, PACKED_FP4
 from gemmtuned.kernels.mixture import How, Operands
-from gemmtuned.ops.shuffle import is_shuffled
+from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled
 
 _BYTES: Final = (*FP8, torch.int8)
 _ACTS: Final = {"silu": "silu", "gelu": "gelu", "swiglu": "swiglu"}
@@ -31,8 +32,10 @@ def how_of(activation: Any, quant_type: Any, w1: Tensor, w2: Tensor, *, weighted
             f"w1 is {tuple(w1.shape)} and w2 {tuple(w2.shape)}, expected [experts, 2 * inter or inter, width] and "
             "[experts, width, inter]"
         )
-    if is_shuffled(w1) or is_shuffled(w2):
-        raise GemmtunedError("w1 or w2 is shuffled, which no kernel here reads: hand the plain weights")
+    if any(is_shuffled(w) or is_view_of_shuffled(w) for w in (w1, w2)):
+        raise GemmtunedError(
+            "w1 or w2 is shuffled, or a view of what is, which no kernel here reads: hand the plain weights"
+        )
     inter = w2.shape[2] * (2 if quant in ("mxfp4", "int4") else 1)
     if w1.shape[1] not in (inter, 2 * inter):
         raise GemmtunedError(f"w1 has {w1.shape[1]} rows an expert, expected {2 * inter} (gate and up) or {inter}")
@@ -66,13 +69,31 @@ def operands_of(
             raise GemmtunedError(f"{name} is on {t.device}, hidden_states on {x.device}")
     found = []
     for name, w, scale, bias in (("1", w1, scale1, bias1), ("2", w2, scale2, bias2)):
-        if bias is not None and bias.shape != (experts, w.shape[1]):
-            raise GemmtunedError(f"bias{name} is {tuple(bias.shape)}, expected [{experts}, {w.shape[1]}]")
+        if bias is not None and (bias.shape != (experts, w.shape[1]) or not _is_float(bias)):
+            raise GemmtunedError(
+                f"bias{name} is {tuple(bias.shape)} of {bias.dtype}, expected [{experts}, {w.shape[1]}] of floats"
+            )
         found.append(_weight(f"w{name}", w, scale, x.dtype, how.quant))
     (w1, scale1), (w2, scale2) = found
     return Operands(
         x=x, w1=w1, w2=w2, weights=weights.float(), ids=ids, scale1=scale1, scale2=scale2, bias1=bias1, bias2=bias2
     )
+
+
+def check_others(mask: Tensor | None, tokens: Tensor | None, o: Operands) -> None:
+    """Nothing where expert_mask and num_local_tokens fit the operands. Raises GemmtunedError."""
+    experts = len(o.w1)
+    for name, given in (("expert_mask", mask), ("num_local_tokens", tokens)):
+        if given is not None and not isinstance(given, Tensor):
+            raise GemmtunedError(f"{name} is {given!r}, expected a tensor")
+        if given is not None and given.device != o.x.device:
+            raise GemmtunedError(f"{name} is on {given.device}, hidden_states on {o.x.device}")
+    if mask is not None and mask.numel() < experts:
+        raise GemmtunedError(
+            f"expert_mask is {tuple(mask.shape)}, expected one number for each expert of all ranks, {experts} or more"
+        )
+    if tokens is not None and tokens.numel() != 1:
+        raise GemmtunedError(f"num_local_tokens is {tuple(tokens.shape)}, expected one number")
 
 
 def _check_sizes(x: Tensor, w1: Tensor, w2: Tensor, how: How) -> int:
@@ -94,6 +115,10 @@ def _dequantised(x: Tensor, scale: Tensor | None, dtype: torch.dtype | None) -> 
         raise GemmtunedError(f"hidden_states is {x.dtype}, expected one of {', '.join(map(str, FLOATS))}, or fp8")
     if scale is None or dtype is None:
         raise GemmtunedError(f"hidden_states is {x.dtype}: a1_scale, and dtype for the result, are needed")
+    if not scale.is_floating_point():
+        raise GemmtunedError(f"a1_scale is {scale.dtype}, expected floating point numbers")
+    if scale.device != x.device:
+        raise GemmtunedError(f"a1_scale is on {scale.device}, hidden_states on {x.device}")
     blocks = -(-x.shape[1] // 128)
     if scale.numel() == 1:
         spread = scale.reshape(1, 1)
@@ -125,14 +150,19 @@ def _weight(name: str, w: Tensor, scale: Tensor | None, dtype: torch.dtype, quan
         columns *= 2
         w = w.view(torch.uint8)
         if quant == "mxfp4":
-            scale = scale.view(torch.uint8) if scale.element_size() == 1 else scale
-            if scale.dtype != torch.uint8:
+            if scale.dtype not in (torch.uint8, E8M0):
                 raise GemmtunedError(f"{name}_scale is {scale.dtype}, expected e8m0 (one byte each)")
-            return w, _shaped(name, scale, (experts, rows, -(-columns // 32)), whole=columns % 32 == 0)
+            shape = (experts, rows, -(-columns // 32))
+            return w, _shaped(name, scale.view(torch.uint8), shape, whole=columns % 32 == 0)
+        if not _is_float(scale):
+            raise GemmtunedError(f"{name}_scale is {scale.dtype}, expected floats of 16 bits or more for int4")
         groups = scale.numel() // (experts * rows)
         return w, _shaped(name, scale, (experts, rows, groups), whole=bool(groups) and columns % groups == 0)
     if w.dtype not in _BYTES:
         raise GemmtunedError(f"{name} is {w.dtype}, expected an 8-bit type with this quant_type")
+    scale = scale.float() if scale.dtype == E8M0 else scale
+    if not _is_float(scale):
+        raise GemmtunedError(f"{name}_scale is {scale.dtype}, expected floats of 16 bits or more, or e8m0")
     if quant == "tensor":
         return w, _shaped(name, scale, (experts,))
     if quant == "row":
@@ -141,12 +171,19 @@ def _weight(name: str, w: Tensor, scale: Tensor | None, dtype: torch.dtype, quan
 
 
 def _shaped(name: str, scale: Tensor, shape: tuple[int, ...], *, whole: bool = True) -> Tensor:
-    size = 1
-    for side in shape:
-        size *= side
-    if scale.numel() != size or not whole:
+    """Of sides that are these, some of them put together; another order of sides is none of ours."""
+    if not whole or scale.numel() != math.prod(shape) or not _products(scale.shape) <= _products(shape):
         raise GemmtunedError(f"{name}_scale is {tuple(scale.shape)}, expected {list(shape)}")
     return scale.reshape(shape)
+
+
+def _products(shape: tuple[int, ...]) -> set[int]:
+    """How many numbers lie in one step along each side: what reshaping keeps."""
+    return {math.prod(shape[at:]) for at in range(len(shape) + 1)}
+
+
+def _is_float(t: Tensor) -> bool:
+    return t.is_floating_point() and t.element_size() > 1
 
 
 def _named(given: Any, what: str, numbers: dict[int, str], names: dict[str, str]) -> str:

@@ -8,22 +8,30 @@ traces under torch.compile.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.kernels.dtypes import FLOATS, FP8, PACKED_FP4
+from gemmtuned.kernels.dtypes import FLOATS, FP8
 from gemmtuned.kernels.mixture import dequantised
-from gemmtuned.kernels.scaled_by_torch import BLOCK, scaled_mm, torch_takes
+from gemmtuned.kernels.scaled_by_torch import BLOCK, block_product_of_values, scaled_mm, torch_takes
 from gemmtuned.ops.blocks import block_linear
 from gemmtuned.ops.int8 import int8_linear
-from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled, unshuffle_weight
+from gemmtuned.ops.quantised_arguments import (
+    bias_of,
+    check_k,
+    check_plain,
+    check_result,
+    codes_of,
+    powers_of,
+    scale_of,
+    scales_of,
+    tensor,
+    wants_derivatives,
+)  # fmt: skip
+from gemmtuned.ops.shuffle import is_shuffled, unshuffle_weight
 from gemmtuned.ops.weight_only import weight_only_linear
-
-GROUP_FP4: Final = 32  # values of K with one e8m0 scale
 
 
 def gemm_a8w8(
@@ -38,16 +46,18 @@ def gemm_a8w8(
     """Y[M, N] = (XQ[M, K] * x_scale) @ (WQ[N, K] * w_scale).T + bias, in dtype.
 
     XQ, WQ: int8 both, or fp8.  x_scale: one number, or M of them ([M], [M, 1]).  w_scale: one, or N ([N], [1, N],
-    [N, 1]).  bias: [N].  splitK is taken and not used: the tuned kernel decides.
+    [N, 1]).  bias: [N], rounded to dtype.  splitK is taken and not used: the tuned kernel decides.
     Raises GemmtunedError for other sizes and types, and for a shuffled weight (`gemm_a8w8_bpreshuffle` takes that).
     """
-    _check("gemm_a8w8", XQ, WQ, bias, dtype)
-    of_x = _scale("x_scale", x_scale, XQ, XQ.shape[0])
-    of_w = _scale("w_scale", w_scale, WQ, WQ.shape[0])
+    op = "gemm_a8w8"
+    _check_eights(op, XQ, WQ, dtype)
+    of_x = scale_of(f"{op}: x_scale", x_scale, XQ, XQ.shape[0])
+    of_w = scale_of(f"{op}: w_scale", w_scale, WQ, WQ.shape[0])
+    bias = bias_of(op, bias, WQ, dtype)
     if XQ.dtype == torch.int8:
         return int8_linear(XQ, WQ, of_x, of_w, bias, dtype)
     kind = "tensor" if of_x.numel() == of_w.numel() == 1 else "row"
-    if not torch_takes(XQ, WQ, dtype, kind):
+    if not torch_takes(XQ, WQ, dtype, kind) or wants_derivatives(of_x, of_w, bias):
         return _by_values(XQ, WQ, of_x.reshape(-1, 1), of_w.reshape(-1, 1), bias, dtype)
     if kind == "row":
         of_x, of_w = of_x.reshape(-1, 1).expand(XQ.shape[0], 1), of_w.reshape(1, -1).expand(1, WQ.shape[0])
@@ -64,10 +74,12 @@ def gemm_a8w8_bpreshuffle(
     w_scale: Tensor,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    check: bool = False,
 ) -> Tensor:
     """As gemm_a8w8, of a weight that `shuffle_weight` has shuffled.
 
     No kernel here reads that order, so it is turned back at every call: keep the plain weight where you can.
+    check is taken and not used: operands are always checked.
     Raises GemmtunedError for a weight without the mark of `shuffle_weight`.
     """
     if not is_shuffled(WQ):
@@ -84,22 +96,26 @@ def gemm_a8w8_blockscale(
     x_scale: Tensor,
     w_scale: Tensor,
     dtype: torch.dtype = torch.bfloat16,
+    isBpreshuffled: bool = False,
 ) -> Tensor:
     """Y[M, N] = XQ[M, K] @ WQ[N, K].T with x_scale [M, K/128] and w_scale [N/128, K/128], sizes rounded up, in dtype.
 
-    XQ, WQ: fp8.  Raises GemmtunedError for other sizes and types, and for a shuffled weight.
+    XQ, WQ: fp8.  isBpreshuffled: WQ is in the order of `shuffle_weight`, and turned back at every call.
+    Raises GemmtunedError for other sizes and types, and for a shuffled weight where isBpreshuffled does not say so.
     """
-    _check("gemm_a8w8_blockscale", XQ, WQ, None, dtype)
+    op = "gemm_a8w8_blockscale"
+    if isBpreshuffled:
+        WQ = unshuffle_weight(WQ)
+    _check_eights(op, XQ, WQ, dtype)
     (m, k), n = XQ.shape, WQ.shape[0]
     if XQ.dtype == torch.int8:
-        raise GemmtunedError("gemm_a8w8_blockscale: XQ is torch.int8, expected an fp8 type")
+        raise GemmtunedError(f"{op}: XQ is torch.int8, expected an fp8 type")
     blocks, across = -(-k // BLOCK), -(-n // BLOCK)
-    for name, scale, shape in (("x_scale", x_scale, (m, blocks)), ("w_scale", w_scale, (across, blocks))):
-        if tuple(scale.shape) != shape or not scale.is_floating_point():
-            raise GemmtunedError(
-                f"gemm_a8w8_blockscale: {name} is {tuple(scale.shape)} of {scale.dtype}, expected {list(shape)} of fp32"
-            )
-    return block_linear(XQ, WQ, x_scale.float(), w_scale.float(), dtype)
+    of_x = scales_of(f"{op}: x_scale", x_scale, XQ, (m, blocks))
+    of_w = scales_of(f"{op}: w_scale", w_scale, WQ, (across, blocks))
+    if wants_derivatives(of_x, of_w):
+        return block_product_of_values(XQ, WQ, of_x, of_w, dtype)
+    return block_linear(XQ, WQ, of_x, of_w, dtype)
 
 
 def gemm_a4w4(
@@ -114,16 +130,18 @@ def gemm_a4w4(
 
     Scales: e8m0, a byte b stands for 2^(b - 127), 255 for NaN; they are not shuffled.  Both operands become dtype,
     which holds their values exactly but for scales beyond it, and a dense product follows.
-    Raises GemmtunedError for other sizes and types.
+    Raises GemmtunedError for other sizes and types, and for a shuffled weight.
     """
+    op = "gemm_a4w4"
+    check_result(op, dtype)
+    check_plain(op, B)
     values = []
     for name, packed, scale in (("A", A, A_scale), ("B", B, B_scale)):
-        codes = _codes(f"gemm_a4w4: {name}", packed)
-        groups = _groups(f"gemm_a4w4: {name}_scale", scale, codes.shape[0], 2 * codes.shape[1], GROUP_FP4)
-        values.append(dequantised(codes, groups, "mxfp4", dtype))
+        codes = codes_of(f"{op}: {name}", packed)
+        values.append(dequantised(codes, powers_of(f"{op}: {name}_scale", scale, codes), "mxfp4", dtype))
     a, b = values
-    _check_k("gemm_a4w4", a, b)
-    return F.linear(a, b, _bias("gemm_a4w4", bias, b.shape[0], dtype))
+    check_k(op, a, b)
+    return F.linear(a, b, bias_of(op, bias, b, dtype))
 
 
 def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -132,21 +150,25 @@ def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None
     w_scale: one number, N of them, or [N/128, K/128] rounded up.  With the hook and up to 16 rows of x on a GPU it is
     one operator (weight_only.py), for which there are kernels.  Raises GemmtunedError for other sizes and types.
     """
-    _check_plain("gemm_a16w8", w)
-    _check_k("gemm_a16w8", x, w)
+    op = "gemm_a16w8"
+    check_plain(op, w)
+    check_k(op, x, w)
     if w.dtype not in (torch.int8, *FP8) or x.dtype not in FLOATS:
-        raise GemmtunedError(f"gemm_a16w8: x is {x.dtype} and w {w.dtype}, expected 16-bit floats and int8 or fp8")
+        raise GemmtunedError(f"{op}: x is {x.dtype} and w {w.dtype}, expected 16-bit floats and int8 or fp8")
     n, k = w.shape
-    if n > 1 and tuple(w_scale.shape) == (1, n) == (1, -(-k // BLOCK)) and n <= BLOCK:
+    blocks = (-(-n // BLOCK), -(-k // BLOCK))
+    shape = tuple(tensor(f"{op}: w_scale", w_scale).shape)
+    if shape == blocks == (1, n) and n > 1:
         raise GemmtunedError(
-            f"gemm_a16w8: w_scale is {tuple(w_scale.shape)}, which may be one for each row or for each block of K: "
+            f"{op}: w_scale is {shape}, which may be one for each row or for each block of K: "
             f"hand scales of rows as [{n}] or [{n}, 1]; for those of blocks turn the weight into numbers"
         )
-    if w_scale.shape == (-(-n // BLOCK), -(-k // BLOCK)) and w_scale.numel() not in (1, n):
-        scales = w_scale.float()
+    # [2, 128] is no row of 256 scales, though they are as many
+    if shape == blocks and max(shape) > 1:
+        scales = scales_of(f"{op}: w_scale", w_scale, w, blocks)
     else:
-        scales = _scale("w_scale", w_scale, w, n).reshape(-1, 1)
-    return weight_only_linear(x, w, scales, _bias("gemm_a16w8", bias, n, x.dtype))
+        scales = scale_of(f"{op}: w_scale", w_scale, w, n).reshape(-1, 1)
+    return weight_only_linear(x, w, scales, bias_of(op, bias, w, x.dtype))
 
 
 def gemm_a16w4(
@@ -158,23 +180,37 @@ def gemm_a16w4(
     is 8, or w_zeros [N, K/group] of codes.  Without w_zeros it is one operator where gemm_a16w8 is.
     Raises GemmtunedError for other sizes and types.
     """
-    codes = _codes("gemm_a16w4: w", w)
+    op = "gemm_a16w4"
+    check_plain(op, w)
+    codes = codes_of(f"{op}: w", w)
     n, k = codes.shape[0], 2 * codes.shape[1]
-    if x.shape[-1] != k or x.dtype not in FLOATS:
-        raise GemmtunedError(f"gemm_a16w4: x is {tuple(x.shape)} of {x.dtype}, expected 16-bit floats with K = {k}")
-    added = _bias("gemm_a16w4", bias, n, x.dtype)
-    if w_scale.element_size() == 1:
-        groups = _groups("gemm_a16w4: w_scale", w_scale, n, k, GROUP_FP4)
-        return weight_only_linear(x, codes, groups, added)
-    many = w_scale.shape[-1] if w_scale.dim() == 2 and w_scale.shape[0] == n else 0
-    if not many or k % many:
-        raise GemmtunedError(f"gemm_a16w4: w_scale is {tuple(w_scale.shape)}, expected [{n}, {k} / group]")
+    if tensor(f"{op}: x", x).shape[-1:] != (k,) or x.dtype not in FLOATS:
+        raise GemmtunedError(f"{op}: x is {tuple(x.shape)} of {x.dtype}, expected 16-bit floats with K = {k}")
+    if x.device != w.device:
+        raise GemmtunedError(f"{op}: x is on {x.device} and w on {w.device}")
+    added = bias_of(op, bias, codes, x.dtype)
+    if tensor(f"{op}: w_scale", w_scale).element_size() == 1:
+        if w_zeros is not None:
+            raise GemmtunedError(f"{op}: w_zeros is given with scales of {w_scale.dtype}, and MXFP4 has no zero points")
+        return weight_only_linear(x, codes, powers_of(f"{op}: w_scale", w_scale, codes), added)
+    many = w_scale.shape[1] if w_scale.dim() == 2 and w_scale.shape[0] == n else 0
+    is_whole = k % many == 0 if many else tuple(w_scale.shape) == (n, 0) and not k
+    if not is_whole or not w_scale.is_floating_point() or w.dtype != torch.uint8:
+        raise GemmtunedError(
+            f"{op}: w_scale is {tuple(w_scale.shape)} of {w_scale.dtype} for w of {w.dtype}, expected [{n}, {k} / "
+            "group] of floats for w of torch.uint8"
+        )
+    for name, of_groups in (("w_scale", w_scale), ("w_zeros", w_zeros)):
+        if of_groups is not None and of_groups.device != w.device:
+            raise GemmtunedError(f"{op}: {name} is on {of_groups.device}, its operand on {w.device}")
     if w_zeros is None:
         return weight_only_linear(x, codes, w_scale, added)
-    if w_zeros.shape != w_scale.shape:
-        raise GemmtunedError(f"gemm_a16w4: w_zeros is {tuple(w_zeros.shape)}, expected {list(w_scale.shape)}")
+    if w_zeros.shape != w_scale.shape or w_zeros.is_complex():
+        raise GemmtunedError(
+            f"{op}: w_zeros is {tuple(w_zeros.shape)} of {w_zeros.dtype}, expected {list(w_scale.shape)} of codes"
+        )
     values = dequantised(codes, w_scale, "int4", torch.float32)
-    values = values + ((8 - w_zeros.float()) * w_scale.float()).repeat_interleave(k // many, 1)
+    values = values + ((8 - w_zeros.float()) * w_scale.float()).repeat_interleave(k // max(1, many), 1)
     return F.linear(x, values.to(x.dtype), added)
 
 
@@ -183,11 +219,19 @@ def batched_gemm_bf16(
     WQ: Tensor,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    splitK: int | None = None,
 ) -> Tensor:
-    """Y[B, M, N] = XQ[B, M, K] @ WQ[B, N, K]^T + bias [B, 1, N], in dtype. Raises GemmtunedError for other sizes."""
-    _check_batched("batched_gemm_bf16", XQ, WQ, bias)
-    y = torch.bmm(XQ, WQ.mT) if bias is None else torch.baddbmm(bias.to(XQ.dtype), XQ, WQ.mT)
-    return y.to(dtype)
+    """Y[B, M, N] = XQ[B, M, K] @ WQ[B, N, K]^T + bias [B, 1, N], in dtype.
+
+    Called as AITER's Triton op of this name and its `batched_gemm_bf16_CK`; its lower `aiter.batched_gemm_bf16` takes
+    the result third.  XQ, WQ: of one floating type of at least 16 bits.  splitK is taken and not used.
+    Raises GemmtunedError for other sizes and types, and for a shuffled weight.
+    """
+    op = "batched_gemm_bf16"
+    added = _check_batched(op, XQ, WQ, bias, dtype, XQ.dtype)
+    if XQ.dtype != WQ.dtype or XQ.dtype not in FLOATS:
+        raise GemmtunedError(f"{op}: XQ is {XQ.dtype} and WQ {WQ.dtype}, expected one of {', '.join(map(str, FLOATS))}")
+    return (torch.bmm(XQ, WQ.mT) if added is None else torch.baddbmm(added, XQ, WQ.mT)).to(dtype)
 
 
 def batched_gemm_a8w8(
@@ -197,22 +241,26 @@ def batched_gemm_a8w8(
     w_scale: Tensor,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    splitK: int | None = None,
 ) -> Tensor:
     """As gemm_a8w8 for each of B: XQ [B, M, K], WQ [B, N, K], x_scale [B, M, 1], w_scale [B, 1, N], bias [B, 1, N].
 
-    Raises GemmtunedError for other sizes and types.
+    Called as AITER's Triton op of this name and its `batched_gemm_a8w8_CK`; its lower `aiter.batched_gemm_a8w8` takes
+    the result fifth.  splitK is taken and not used.  Raises GemmtunedError for other sizes and types.
     """
-    _check_batched("batched_gemm_a8w8", XQ, WQ, bias)
+    op = "batched_gemm_a8w8"
+    added = _check_batched(op, XQ, WQ, bias, dtype, dtype)
     b, m, n = XQ.shape[0], XQ.shape[1], WQ.shape[1]
-    for name, scale, shape in (("x_scale", x_scale, (b, m, 1)), ("w_scale", w_scale, (b, 1, n))):
-        if tuple(scale.shape) != shape:
-            raise GemmtunedError(f"batched_gemm_a8w8: {name} is {tuple(scale.shape)}, expected {list(shape)}")
+    of_x = scales_of(f"{op}: x_scale", x_scale, XQ, (b, m, 1))
+    of_w = scales_of(f"{op}: w_scale", w_scale, WQ, (b, 1, n))
+    if not b:
+        return XQ.new_empty(0, m, n, dtype=dtype)
     return torch.stack(
         [
-            gemm_a8w8(XQ[i], WQ[i], x_scale[i], w_scale[i], None if bias is None else bias[i].reshape(-1), dtype)
+            gemm_a8w8(XQ[i], WQ[i], of_x[i], of_w[i], None if added is None else added[i, 0], dtype)
             for i in range(b)
         ]
-    ) if b else XQ.new_empty(0, m, n, dtype=dtype)  # fmt: skip
+    )  # fmt: skip
 
 
 def _by_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -220,67 +268,32 @@ def _by_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | 
     return (y if bias is None else y + bias).to(dtype)
 
 
-def _check(op: str, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-    _check_plain(op, w)
+def _check_eights(op: str, x: Tensor, w: Tensor, dtype: torch.dtype) -> None:
+    check_plain(op, w)
+    check_k(op, x, w)
     if x.dim() != 2:
         raise GemmtunedError(f"{op}: XQ is {tuple(x.shape)}, expected [M, K]")
-    _check_k(op, x, w)
     if not ((x.dtype == w.dtype == torch.int8) or (x.dtype in FP8 and w.dtype in FP8)):
         raise GemmtunedError(f"{op}: XQ is {x.dtype} and WQ {w.dtype}, expected torch.int8 twice, or fp8 types")
-    if dtype not in FLOATS:
-        raise GemmtunedError(f"{op}: dtype is {dtype}, expected one of {', '.join(map(str, FLOATS))}")
-    _bias(op, bias, w.shape[0], dtype)
+    check_result(op, dtype)
 
 
-def _check_plain(op: str, w: Tensor) -> None:
-    if is_shuffled(w) or is_view_of_shuffled(w):
-        raise GemmtunedError(f"{op}: the weight is shuffled, or a view of one that is: hand the plain weight")
-
-
-def _check_k(op: str, x: Tensor, w: Tensor) -> None:
-    if w.dim() != 2 or not x.dim() or x.shape[-1] != w.shape[1]:
-        raise GemmtunedError(f"{op}: x is {tuple(x.shape)} and w {tuple(w.shape)}, expected [.., K] and [N, K]")
-    if x.device != w.device:
-        raise GemmtunedError(f"{op}: x is on {x.device} and w on {w.device}")
-
-
-def _check_batched(op: str, x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+def _check_batched(
+    op: str, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, rounded: torch.dtype
+) -> Tensor | None:
+    """The bias, in the type `rounded`."""
+    check_plain(op, w)
     if x.dim() != 3 or w.dim() != 3 or x.shape[0] != w.shape[0] or x.shape[2] != w.shape[2]:
         raise GemmtunedError(f"{op}: XQ is {tuple(x.shape)} and WQ {tuple(w.shape)}, expected [B, M, K] and [B, N, K]")
-    if bias is not None and tuple(bias.shape) != (w.shape[0], 1, w.shape[1]):
-        raise GemmtunedError(f"{op}: bias is {tuple(bias.shape)}, expected [{w.shape[0]}, 1, {w.shape[1]}]")
-
-
-def _bias(op: str, bias: Tensor | None, n: int, dtype: torch.dtype) -> Tensor | None:
+    if x.device != w.device:
+        raise GemmtunedError(f"{op}: XQ is on {x.device} and WQ on {w.device}")
+    check_result(op, dtype)
     if bias is None:
         return None
-    if bias.numel() != n or bias.shape[-1] != n:
-        raise GemmtunedError(f"{op}: bias is {tuple(bias.shape)}, expected [{n}]")
-    return bias.reshape(n).to(dtype)
-
-
-def _scale(name: str, scale: Tensor, of: Tensor, many: int) -> Tensor:
-    is_line = sum(side != 1 for side in scale.shape) <= 1
-    if scale.numel() not in (1, many) or not scale.is_floating_point() or not is_line:
+    if tuple(bias.shape) != (w.shape[0], 1, w.shape[1]) or bias.is_complex():
         raise GemmtunedError(
-            f"{name} is {tuple(scale.shape)} of {scale.dtype}, expected one float or {many} of them, one for each row"
+            f"{op}: bias is {tuple(bias.shape)} of {bias.dtype}, expected [{w.shape[0]}, 1, {w.shape[1]}]"
         )
-    if scale.device != of.device:
-        raise GemmtunedError(f"{name} is on {scale.device}, its operand on {of.device}")
-    return scale.float()
-
-
-def _codes(what: str, packed: Tensor) -> Tensor:
-    """[rows, K/2] of bytes."""
-    if packed.dim() != 2 or packed.dtype not in (torch.uint8, PACKED_FP4):
-        raise GemmtunedError(f"{what} is {tuple(packed.shape)} of {packed.dtype}, expected [rows, K/2] of torch.uint8")
-    return packed.view(torch.uint8)
-
-
-def _groups(what: str, scale: Tensor, rows: int, k: int, group: int) -> Tensor:
-    """[rows, K/group] of bytes."""
-    if scale.element_size() != 1 or k % group or tuple(scale.shape) != (rows, k // group):
-        raise GemmtunedError(
-            f"{what} is {tuple(scale.shape)} of {scale.dtype}, expected [{rows}, {k} / {group}] of bytes (e8m0)"
-        )
-    return scale.view(torch.uint8)
+    if bias.device != w.device:
+        raise GemmtunedError(f"{op}: bias is on {bias.device}, its operand on {w.device}")
+    return bias.to(rounded)

@@ -29,14 +29,14 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] | str = _TN) -> Tensor:
     """A copy of the weight [..., N, K] in AITER's order, marked `is_shuffled`.
 
     layout: (rows, half the columns) of a tile, or "tn", AMD's guide's name for (16, 16) with N and K multiples of 256.
-    Raises ShuffleError when N or K is no multiple of the tile, or the weight is marked as shuffled already: doing it
-    twice gives another order and wrong results.
+    Raises ShuffleError when N or K is no multiple of the tile, or the weight is shuffled already as its mark says, or
+    that of the weight it is a view of: doing it twice gives another order and wrong results.
     """
-    if is_shuffled(x):
+    if is_shuffled(x) or is_view_of_shuffled(x):
         raise ShuffleError("the weight is shuffled already; shuffle the plain one, once after it was loaded")
     rows, cols, run = _tile(x, layout)
     n, k = x.shape[-2:]
-    tiles = x.reshape(-1, n // rows, rows, k // cols, cols // run, run)
+    tiles = x.reshape(x.shape[:-2].numel(), n // rows, rows, k // cols, cols // run, run)
     found = tiles.permute(0, 1, 3, 4, 2, 5).clone(memory_format=torch.contiguous_format)
     _mark(found, layout)  # it is what views of the result tell by (`is_view_of_shuffled`)
     return _mark(found.view(x.shape), layout)
@@ -47,8 +47,8 @@ def unshuffle_weight(x: Tensor, layout: tuple[int, int] | str | None = None) -> 
     marked: tuple[int, int] | str = getattr(x, "shuffle_layout", _TN)
     rows, cols, run = _tile(x, layout or marked)
     n, k = x.shape[-2:]
-    tiles = x.reshape(-1, n // rows, k // cols, cols // run, rows, run)
-    return tiles.permute(0, 1, 4, 2, 3, 5).reshape(x.shape)
+    tiles = x.reshape(x.shape[:-2].numel(), n // rows, k // cols, cols // run, rows, run)
+    return tiles.permute(0, 1, 4, 2, 3, 5).clone(memory_format=torch.contiguous_format).view(x.shape)
 
 
 def is_shuffled(x: Tensor) -> bool:
@@ -79,6 +79,8 @@ def _tile(x: Tensor, layout: tuple[int, int] | str) -> tuple[int, int, int]:
         if n % _TN_MULTIPLE or k % _TN_MULTIPLE:
             raise ShuffleError(f"layout 'tn' needs N and K to be multiples of {_TN_MULTIPLE}, the weight is {n}x{k}")
         layout = _TN
+    if len(layout) != 2 or min(layout) < 1:
+        raise ShuffleError(f"layout {layout!r} is not known: 'tn', or a pair such as (16, 16)")
     rows, cols = layout[0], 2 * layout[1]
     run = _RUN_BYTES // x.element_size()
     if n % rows or k % cols or cols % run:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import FP8
+from gemmtuned.ops.quantised_arguments import wants_derivatives
 
 
 def as_weight(weight: Tensor, k: int) -> Tensor:
@@ -37,23 +40,39 @@ def stock_gemm(
     if scale_a is None and scale_b is None:
         y = F.linear(x, w, bias)
         return y if y.dtype is otype else y.to(otype)
-    y = F.linear(x, w).float() * _scale(scale_a, x) * _scale(scale_b, x)
-    return (y if bias is None else y + bias).to(otype)
+    y = F.linear(x, w).float() * _scale("scale_a", scale_a, x) * _scale("scale_b", scale_b, x)
+    return (y if bias is None else y + _row(bias, w)).to(otype)
 
 
 def _scaled(
     x: Tensor, w: Tensor, bias: Tensor | None, scale_a: Tensor | None, scale_b: Tensor | None, otype: torch.dtype
 ) -> Tensor:
-    a, b = _scale(scale_a, x), _scale(scale_b, x)
+    a, b = _scale("scale_a", scale_a, x), _scale("scale_b", scale_b, x)
+    bias = None if bias is None else _row(bias, w)
     x2 = x.reshape(-1, x.shape[-1])
     out = otype if otype.itemsize > 1 else torch.bfloat16
-    try:
-        y = torch._scaled_mm(x2, w.t(), scale_a=a, scale_b=b, bias=bias, out_dtype=out)
-    except RuntimeError:  # no fp8 arithmetic, or sizes it does not take: AITER's own way out
+    y = None
+    if not wants_derivatives(a, b, bias):
+        with suppress(RuntimeError):  # no fp8 arithmetic, or sizes it does not take: AITER's own way out
+            y = torch._scaled_mm(x2, w.t(), scale_a=a, scale_b=b, bias=bias, out_dtype=out)
+    if y is None:
         y = F.linear(x2.float(), w.float()) * a * b
         y = y if bias is None else y + bias
     return y.view(*x.shape[:-1], w.shape[0]).to(otype)
 
 
-def _scale(scale: Tensor | None, x: Tensor) -> Tensor:
-    return torch.ones(1, dtype=torch.float32, device=x.device) if scale is None else scale.reshape(-1).float()
+def _scale(name: str, scale: Tensor | None, x: Tensor) -> Tensor:
+    if scale is None:
+        return torch.ones(1, dtype=torch.float32, device=x.device)
+    if scale.numel() != 1:
+        raise GemmtunedError(
+            f"gemm_a16w16: {name} is {tuple(scale.shape)}, expected one number: gemm_a8w8 takes one for each row"
+        )
+    return scale.reshape(1).float()
+
+
+def _row(bias: Tensor, w: Tensor) -> Tensor:
+    n = w.shape[0]
+    if not bias.dim() or bias.numel() != n or bias.shape[-1] != n:
+        raise GemmtunedError(f"gemm_a16w16: bias is {tuple(bias.shape)}, expected [{n}]")
+    return bias.reshape(n)

@@ -121,6 +121,8 @@ class TunedGemm:
                 "the weight is a view of a shuffled one, without its mark: hand the shuffled weight itself, or say "
                 "bpreshuffle=True or False"
             )
+        if not x.dim():
+            raise GemmtunedError("gemm_a16w16: x is a single number, expected [.., K]")
         w = as_weight(weight, x.shape[-1])
         out = otype or x.dtype
         fused, late = (None, bias) if self.split_bias else (bias, None)

@@ -350,7 +350,7 @@ def test_names_of_aiters_and_numbers_do_as_well() -> None:
         ({"quant_type": "per_Token", "w1_scale": torch.ones(E), "w2_scale": torch.ones(E)}, "expected an 8-bit type"),
         ({"activation": "tanh"}, "activation is 'tanh', expected one of silu, gelu, swiglu"),
         ({"quant_type": 9}, "quant_type is 9, expected one of"),
-        ({"bias1": torch.zeros(E, 3)}, r"bias1 is \(6, 3\), expected \[6, 64\]"),
+        ({"bias1": torch.zeros(E, 3)}, r"bias1 is \(6, 3\) of torch.float32, expected \[6, 64\]"),
         ({"dtype": torch.int8}, "dtype is torch.int8"),
         ({"hidden_pad": 64}, "weights of the real sizes"),
         ({"w1": torch.zeros(E, INTER, D), "activation": "Swiglu"}, "w1 has no gate rows"),

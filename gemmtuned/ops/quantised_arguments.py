@@ -1,0 +1,104 @@
+"""Operands of the 8-bit and 4-bit ops, checked: sizes, types and devices fit each other, or a message says why not.
+
+Sizes are compared one by one and never by `in`: to a compiler that takes a size as not known, 32 is in no (1, N).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels.dtypes import E8M0, FLOATS, PACKED_FP4
+from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled
+
+GROUP_FP4: Final = 32  # values of K with one e8m0 scale
+
+
+def tensor(what: str, given: Any) -> Tensor:
+    """What was given, where it is a tensor."""
+    if not isinstance(given, Tensor):
+        raise GemmtunedError(f"{what} is {given!r}, expected a tensor")
+    return given
+
+
+def check_plain(op: str, w: Tensor) -> None:
+    """Nothing where the weight is not shuffled, as far as its mark says."""
+    if is_shuffled(tensor(f"{op}: the weight", w)) or is_view_of_shuffled(w):
+        raise GemmtunedError(f"{op}: the weight is shuffled, or a view of one that is: hand the plain weight")
+
+
+def check_k(op: str, x: Tensor, w: Tensor) -> None:
+    """Nothing where x is [.., K] and w [N, K], on one device."""
+    if w.dim() != 2 or not tensor(f"{op}: x", x).dim() or x.shape[-1] != w.shape[1]:
+        raise GemmtunedError(f"{op}: x is {tuple(x.shape)} and w {tuple(w.shape)}, expected [.., K] and [N, K]")
+    if x.device != w.device:
+        raise GemmtunedError(f"{op}: x is on {x.device} and w on {w.device}")
+
+
+def check_result(op: str, dtype: Any) -> None:
+    """Nothing where results can be of this type."""
+    if dtype not in FLOATS:
+        raise GemmtunedError(f"{op}: dtype is {dtype}, expected one of {', '.join(map(str, FLOATS))}")
+
+
+def bias_of(op: str, bias: Tensor | None, w: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """[N] in dtype, of a bias [N] or [1, N]; w: [N, ..]."""
+    if bias is None:
+        return None
+    n, shape = w.shape[0], tuple(tensor(f"{op}: bias", bias).shape)
+    if not shape or bias.numel() != n or shape[-1] != n or bias.is_complex():
+        raise GemmtunedError(f"{op}: bias is {shape} of {bias.dtype}, expected [{n}]")
+    _check_device(f"{op}: bias", bias, w)
+    return bias.reshape(n).to(dtype)
+
+
+def scale_of(what: str, scale: Tensor, of: Tensor, many: int) -> Tensor:
+    """In fp32, as it lies: one number, or `many` in a row or a column."""
+    found = tensor(what, scale)
+    is_line = sum(side != 1 for side in found.shape) <= 1
+    if (found.numel() != 1 and found.numel() != many) or not found.is_floating_point() or not is_line:
+        raise GemmtunedError(
+            f"{what} is {tuple(found.shape)} of {found.dtype}, expected one float or {many} of them, one for each row"
+        )
+    _check_device(what, found, of)
+    return found.float()
+
+
+def scales_of(what: str, scale: Tensor, of: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """In fp32, as they lie."""
+    if tuple(tensor(what, scale).shape) != shape or not scale.is_floating_point():
+        raise GemmtunedError(f"{what} is {tuple(scale.shape)} of {scale.dtype}, expected {list(shape)} of fp32")
+    _check_device(what, scale, of)
+    return scale.float()
+
+
+def codes_of(what: str, packed: Tensor) -> Tensor:
+    """[rows, K/2] of bytes."""
+    if tensor(what, packed).dim() != 2 or packed.dtype not in (torch.uint8, PACKED_FP4):
+        raise GemmtunedError(f"{what} is {tuple(packed.shape)} of {packed.dtype}, expected [rows, K/2] of torch.uint8")
+    return packed.view(torch.uint8)
+
+
+def powers_of(what: str, scale: Tensor, codes: Tensor) -> Tensor:
+    """[rows, K/32] of bytes."""
+    rows, k = codes.shape[0], 2 * codes.shape[1]
+    shape = (rows, k // GROUP_FP4)
+    if k % GROUP_FP4 or tensor(what, scale).dtype not in (torch.uint8, E8M0) or tuple(scale.shape) != shape:
+        raise GemmtunedError(
+            f"{what} is {tuple(scale.shape)} of {scale.dtype}, expected [{rows}, {k} / {GROUP_FP4}] of bytes (e8m0)"
+        )
+    _check_device(what, scale, codes)
+    return scale.view(torch.uint8)
+
+
+def wants_derivatives(*given: Tensor | None) -> bool:
+    """Whether torch is to differentiate by one of these: its scaled products have no derivatives."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+
+
+def _check_device(what: str, t: Tensor, of: Tensor) -> None:
+    if t.device != of.device:
+        raise GemmtunedError(f"{what} is on {t.device}, its operand on {of.device}")

@@ -1,0 +1,165 @@
+"""Operands that the 8-bit and 4-bit ops must not take for others: each is refused by name, or means what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gemmtuned import ops
+from gemmtuned.configs.errors import GemmtunedError
+
+E4M3 = torch.float8_e4m3fn
+RANDOM = torch.Generator().manual_seed(7)
+ONE = torch.ones(1)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=RANDOM)
+
+
+def codes(rows: int, k: int) -> Tensor:
+    return torch.randint(0, 256, (rows, k // 2), generator=RANDOM).to(torch.uint8)
+
+
+X, W, X16, W4 = normal(4, 256).to(E4M3), normal(32, 256).to(E4M3), normal(4, 256).bfloat16(), codes(32, 256)
+X8, W8 = X.float().to(torch.int8), W.float().to(torch.int8)
+POWERS = torch.full((32, 8), 127, dtype=torch.uint8)
+X3, W3 = normal(3, 4, 32).bfloat16(), normal(3, 16, 32).bfloat16()
+SHUFFLED = ops.shuffle_weight(W4)
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "no scale": (lambda: ops.gemm_a8w8(X, W, ONE, None), "gemm_a8w8: w_scale is None, expected a tensor"),  # type: ignore[arg-type]
+    "a Python number": (lambda: ops.gemm_a8w8(X, W, 1.0, ONE), "x_scale is 1.0, expected a tensor"),  # type: ignore[arg-type]
+    "one number as bias": (lambda: ops.gemm_a8w8(X, W[:1], ONE, ONE, torch.tensor(1.0)), r"bias is \(\) .*\[1\]"),
+    "complex bias": (lambda: ops.gemm_a8w8(X, W, ONE, ONE, torch.ones(32) * 1j), "complex64, expected"),
+    "bias elsewhere": (
+        lambda: ops.gemm_a8w8(X, W, ONE, ONE, torch.ones(32, device="meta")), "bias is on meta, its operand on cpu",
+    ),
+    "blocks elsewhere": (
+        lambda: ops.gemm_a8w8_blockscale(X, W, torch.ones(4, 2, device="meta"), torch.ones(1, 2)), "x_scale is on meta",
+    ),
+    "blocks of whole numbers": (lambda: ops.gemm_a16w8(X16, W, torch.ones(1, 2).int()), "of torch.int32, expected"),
+    "e4m3 for powers": (lambda: ops.gemm_a16w4(X16, W4, torch.ones(32, 8).to(E4M3)), "e4m3fn, expected .* of bytes"),
+    "int8 for powers": (lambda: ops.gemm_a16w4(X16, W4, torch.ones(32, 8).to(torch.int8)), "int8, expected .*bytes"),
+    "powers of bools": (lambda: ops.gemm_a4w4(W4, W4, POWERS.bool(), POWERS), "A_scale .*bool, expected .* of bytes"),
+    "scales of whole numbers": (lambda: ops.gemm_a16w4(X16, W4, torch.ones(32, 8).int()), "int32 .*of floats"),
+    "e2m1 as int4": (
+        lambda: ops.gemm_a16w4(X16, W4.view(torch.float4_e2m1fn_x2), torch.ones(32, 8)), "floats for w of torch.uint8",
+    ),
+    "zeros of MXFP4": (lambda: ops.gemm_a16w4(X16, W4, POWERS, torch.zeros(32, 8)), "MXFP4 has no zero points"),
+    "zeros elsewhere": (
+        lambda: ops.gemm_a16w4(X16, W4, torch.ones(32, 8), torch.zeros(32, 8, device="meta")), "w_zeros is on meta",
+    ),
+    "w elsewhere": (lambda: ops.gemm_a16w4(X16, W4.to("meta"), POWERS), "x is on cpu and w on meta"),
+    "x of no sides": (lambda: ops.gemm_a16w4(torch.tensor(1.0), W4, POWERS), r"x is \(\) .*K = 256"),
+    "shuffled a16w4": (lambda: ops.gemm_a16w4(X16, SHUFFLED, POWERS), "gemm_a16w4: the weight is shuffled"),
+    "shuffled a4w4": (lambda: ops.gemm_a4w4(W4, SHUFFLED[:16], POWERS, POWERS), "gemm_a4w4: the weight is shuffled"),
+    "result of 64 bits": (lambda: ops.gemm_a4w4(W4, W4, POWERS, POWERS, dtype=torch.float64), "dtype is torch.float64"),
+    "shuffled bmm": (lambda: ops.batched_gemm_bf16(X3, ops.shuffle_weight(W3)), "gemm_bf16: the weight is shuffled"),
+    "bmm elsewhere": (lambda: ops.batched_gemm_bf16(X3, W3.to("meta")), "XQ is on cpu and WQ on meta"),
+    "bmm of two types": (lambda: ops.batched_gemm_bf16(X3.float(), W3), "XQ is torch.float32 and WQ torch.bfloat16"),
+    "bmm of integers": (lambda: ops.batched_gemm_bf16(X3.int(), W3.int()), "expected one of torch.bfloat16"),
+    "bmm into integers": (lambda: ops.batched_gemm_bf16(X3, W3, dtype=torch.int32), "dtype is torch.int32"),
+    "batches of no rows": (
+        lambda: ops.batched_gemm_a8w8(X3[:0].to(E4M3), W3[:0].to(E4M3), ONE, ONE), r"x_scale is \(1,\) .*\[0, 4, 1\]",
+    ),
+    "scales of rows": (lambda: ops.gemm_a16w16(X16, W.bfloat16(), scale_b=torch.ones(32)), "expected one number"),
+    "a column as bias": (
+        lambda: ops.gemm_a16w16(X16, W.bfloat16(), torch.ones(4, 1), scale_a=ONE), r"bias is \(4, 1\), expected \[32\]",
+    ),
+    "one number as x": (lambda: ops.gemm_a16w16(torch.tensor(1.0), W.float()), "x is a single number"),
+    "a view shuffled again": (lambda: ops.shuffle_weight(SHUFFLED[:16]), "the weight is shuffled already"),
+    "tiles of nothing": (lambda: ops.shuffle_weight(W, (0, 16)), r"layout \(0, 16\) is not known"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_would_be_taken_for_something_else_is_named(name: str) -> None:
+    call, message = BAD[name]
+    with pytest.raises(GemmtunedError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("n", [256, 384, 300])
+def test_scales_of_blocks_are_such_though_they_are_as_many_as_rows(n: int) -> None:
+    """K = 16384: 128 blocks of K by N / 128 of N are N of them."""
+    x, w, of_w = torch.ones(2, 16384).bfloat16(), torch.ones(n, 16384).to(E4M3), torch.zeros(-(-n // 128), 128)
+    of_w[1, 3], of_w[0, 127] = 2, 3
+    y = ops.gemm_a16w8(x, w, of_w)
+    assert (y[:, :128] == 3 * 128).all() and (y[:, 128:256] == 2 * 128).all() and not y[:, 256:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2", "int8"])
+def test_a_bias_is_n_numbers_of_any_type_and_the_result_is_what_was_asked_for(kind: str, dtype: torch.dtype) -> None:
+    e5m2 = X.float().to(torch.float8_e5m2), W.float().to(torch.float8_e5m2)
+    x, w = {"e4m3": (X, W), "e5m2": e5m2, "int8": (X8, W8)}[kind]
+    bias = normal(32)
+    y = ops.gemm_a8w8(x, w, ONE, ONE, bias.to(dtype), dtype)
+    for given in (bias, bias[None, None], bias.to(dtype).double()):
+        found = ops.gemm_a8w8(x, w, ONE, ONE, given, dtype)
+        assert torch.equal(found, y) and found.dtype == dtype
+
+
+def test_a_bias_of_fp32_gives_the_same_bits_compiled() -> None:
+    bias = normal(32)
+    compiled = torch.compile(ops.gemm_a8w8, backend="aot_eager", fullgraph=True)
+    of_x, of_w = torch.rand(4, 1, generator=RANDOM), torch.rand(1, 32, generator=RANDOM)
+    assert torch.equal(compiled(X8, W8, of_x, of_w, bias), ops.gemm_a8w8(X8, W8, of_x, of_w, bias))
+
+
+def test_scales_of_known_sizes_fit_weights_of_sizes_that_a_compiler_does_not_know() -> None:
+    compiled = torch.compile(
+        lambda x, w: ops.gemm_a8w8(x, w, torch.ones(4, 1), torch.ones(1, 32)), backend="aot_eager", dynamic=True,
+        fullgraph=True,
+    )  # fmt: skip
+    assert torch.equal(compiled(X, W), ops.gemm_a8w8(X, W, ONE, ONE))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row", "blocks", "a16w16"])
+def test_scales_that_want_derivatives_get_them(kind: str) -> None:
+    """torch's scaled product has none."""
+    of_x, of_w = ((torch.ones(4, 2), torch.ones(1, 2)) if kind == "blocks" else
+                  (torch.ones(4, 1), torch.ones(1, 32)) if kind == "row" else (ONE.clone(), ONE.clone()))  # fmt: skip
+    of_x.requires_grad_()
+    op: Any = {"blocks": ops.gemm_a8w8_blockscale}.get(kind, ops.gemm_a8w8)
+    if kind == "a16w16":
+        ops.gemm_a16w16(X, W, None, torch.float32, of_x, of_w).sum().backward()
+    else:
+        op(X, W, of_x, of_w, dtype=torch.float32).sum().backward()
+    right = X.double() @ W.double().t()
+    assert of_x.grad is not None and torch.allclose(of_x.grad.sum().double(), right.sum(), rtol=1e-4)
+
+
+def test_no_k_is_a_sum_of_nothing() -> None:
+    bias = normal(32).bfloat16()
+    none = torch.empty(32, 0, dtype=torch.uint8)
+    for y in (
+        ops.gemm_a4w4(none[:4], none, none[:4], none, bias), ops.gemm_a16w4(X16[:, :0], none, none, bias=bias),
+        ops.gemm_a16w4(X16[:, :0], none, none.float(), bias=bias),
+        ops.gemm_a16w4(X16[:, :0], none, none.float(), none.float(), bias=bias),
+    ):  # fmt: skip
+        assert torch.equal(y, bias.expand(4, 32))
+
+
+def test_arguments_that_aiter_has_and_we_do_not_use_are_taken() -> None:
+    of_x, of_w, shuffled = torch.ones(4, 2), torch.ones(1, 2), ops.shuffle_weight(W)
+    y = ops.gemm_a8w8_blockscale(X, W, of_x, of_w)
+    assert torch.equal(ops.gemm_a8w8_blockscale(X, shuffled, of_x, of_w, torch.bfloat16, True), y)
+    y = ops.gemm_a8w8_bpreshuffle(X, shuffled, ONE, ONE, None, torch.bfloat16, True)
+    assert torch.equal(y, ops.gemm_a8w8(X, W, ONE, ONE))
+    y = ops.batched_gemm_bf16(X3, W3, None, torch.float32, 0)
+    assert torch.equal(y, ops.batched_gemm_bf16(X3, W3, dtype=torch.float32))
+
+
+def test_a_weight_that_was_turned_back_is_a_plain_copy() -> None:
+    w = normal(4, 16).bfloat16()
+    shuffled = ops.shuffle_weight(w, (1, 8))
+    plain = ops.unshuffle_weight(shuffled)
+    assert torch.equal(plain, w) and plain.data_ptr() != shuffled.data_ptr()
+    assert torch.equal(ops.shuffle_weight(plain, (1, 8)), shuffled), "no view of what is shuffled"
+    assert ops.shuffle_weight(w[:0], (1, 8)).shape == (0, 16)
