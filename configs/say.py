@@ -67,12 +67,15 @@ def say_line(line: str) -> None:
         if stream is None:
             return
         ours = _thread.get_ident() in _ours
-        if ours or _number_of(stream) == _STDERR:
+        number = _STDERR if ours else _number_of(stream)
+        if number is not None and not _takes_a_line(number):
+            return
+        if number == _STDERR:
             if not _is_stderr():
                 return
-            if ours or stream is sys.__stderr__:
-                if not _nobody_reads():  # a line left in a buffer would change the program's exit code
-                    os.write(_STDERR, f"{line}\n".encode(errors="backslashreplace"))
+            if ours or stream is sys.__stderr__:  # a line left in a buffer would change the program's exit code
+                text = f"{line}\n".encode(errors="backslashreplace")
+                os.write(_STDERR, text if len(text) <= select.PIPE_BUF else text[: select.PIPE_BUF - 1] + b"\n")
                 return
         stream.write(f"{line}\n")
         stream.flush()
@@ -132,7 +135,12 @@ def _number_of(stream: Any) -> int | None:
         return None
 
 
-def _nobody_reads() -> bool:
+def _takes_a_line(fd: int) -> bool:
+    """Whether a line of PIPE_BUF bytes can be written without waiting: not where nobody reads, or a pipe is full.
+
+    Who started the program may read its stderr only once it has ended, and it would never end.
+    """
     poll = select.poll()
-    poll.register(_STDERR, 0)
-    return any(state & (select.POLLERR | select.POLLNVAL) for _, state in poll.poll(0))
+    poll.register(fd, select.POLLOUT)
+    states = [state for _, state in poll.poll(0)]
+    return bool(states) and not states[0] & (select.POLLERR | select.POLLNVAL)

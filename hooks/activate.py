@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gemmtuned.hooks.background import Fork
+    from gemmtuned.hooks.flush import Flusher
+
 
 _hook: Hook | None = None
+_changing = allocate_rlock()  # around a change of it; who imports torch must not hold it, for torch comes in here
 _tables: list[UserTables] = []  # that the program asked for, besides those of the environment
-_forking = threading.local()  # .hook, .how, .flusher, .imports: what this thread paused for its fork
+_forking = threading.local()  # .paused: what this thread has paused for its fork, a _Paused or None
 _at_exit_known = False
 _trouble = ""  # why the last activation failed
 
@@ -48,9 +53,15 @@ def activate(settings: Settings | None = None, *, capture: bool | None = None, d
 
 
 def _activate(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
-    global _hook, _at_exit_known
     import torch as torch  # the native hook is linked with its libraries; with GEMMTUNED=1 it comes back in here
 
+    with _changing:
+        return _replace(settings, capture, dispatch)
+
+
+def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
+    """A new hook in the place of the one before."""
+    global _hook, _at_exit_known
     begin()
     speak_up()
     settings = settings or Settings.from_env()
@@ -86,11 +97,12 @@ def enable(*, capture: bool, dispatch: bool) -> None:
 def deactivate() -> None:
     """Take every patch back and flush."""
     global _hook, _trouble
-    _trouble = ""
-    hook, _hook = _hook, None
-    if hook is not None:
-        hook.remove()
-        hook.stop()
+    with _changing:
+        _trouble = ""
+        hook, _hook = _hook, None
+        if hook is not None:
+            hook.remove()
+            hook.stop()
 
 
 def take_tables(family: str, paths: tuple[Path, ...]) -> None:
@@ -192,36 +204,59 @@ def _last_flush() -> None:
             say(f"the last counts were not written: {err}")
 
 
+class _Paused:
+    """What a thread has paused for its fork, noted as it is done: an interrupt may end that at any point."""
+
+    def __init__(self, hook: Hook | None) -> None:
+        self.hook = hook
+        self.how: Fork | None = None
+        self.imports = False
+        self.flusher: Flusher | None = None
+
+
 def _before_fork() -> None:
     """Nothing of ours may be half done in the child: the thread sleeps, or what it is at is waited for."""
-    hook = _forking.hook = _hook
-    if hook is not None:
-        _forking.how = hook.before_fork()
-    _forking.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
-    _forking.flusher = hook.flusher if hook is not None and hook.pause_flushes() else None
+    paused = _forking.paused = _Paused(_hook)
+    if paused.hook is not None:
+        paused.how = paused.hook.before_fork()
+    paused.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
+    if paused.hook is not None and paused.hook.pause_flushes():
+        paused.flusher = paused.hook.flusher
     connect = sys.modules.get("gemmtuned.db.connect")
     if connect is not None:  # its own hook may have run before the flush was over
         connect.let_go()
 
 
+def _was_paused() -> _Paused | None:
+    """What `_before_fork` has done for this fork; None where C has forked, as servers that embed Python do."""
+    paused: _Paused | None = getattr(_forking, "paused", None)
+    _forking.paused = None
+    return paused
+
+
 def _after_fork_in_parent() -> None:
-    if _forking.flusher is not None:
-        _forking.flusher.resume()
-    if _forking.imports:
+    paused = _was_paused()
+    if paused is None:
+        return
+    if paused.flusher is not None:
+        paused.flusher.resume()
+    if paused.imports:
         imports.resume()
-    hook: Hook | None = _forking.hook
-    if hook is not None:
-        hook.after_fork_in_parent(_forking.how, goes_on=hook is _hook)
+    if paused.hook is not None and paused.how is not None:
+        paused.hook.after_fork_in_parent(paused.how, goes_on=paused.hook is _hook)
 
 
 def _after_fork() -> None:
+    global _changing
+    paused = _was_paused()
+    _changing = allocate_rlock()
     imports.after_fork()
     say_after_fork()
     watch.after_fork()
     phase.after_fork()
     if _hook is not None:
         try:
-            _hook.after_fork(paused=_forking.flusher is not None)
+            _hook.after_fork(paused=paused is not None and paused.flusher is not None)
         except Exception as err:
             say(f"not active in this forked process: {err}")
 

@@ -22,13 +22,14 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.real import allocate_lock, sleep
 from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
 
 FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
 )
 _LONGEST_S: Final = 3600.0
+AFTER_ERROR_S: Final = 1.0  # until a part whose turn failed has its next, whenever it says that it is due
 _WARNS_OF_THREADS: Final = sys.version_info >= (3, 12)  # at a fork
 _SIGSET_BYTES: Final = 128  # of glibc and musl
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,6 +93,7 @@ class Background:
         self._running = False
         self._beginning = False  # `start` has made a thread, and none has begun yet
         self._told = Once()
+        self._not_before_s: dict[Part, float] = {}  # of parts that have failed
         self._body = thread_body(self.run)
 
     def start(self) -> None:
@@ -173,21 +175,33 @@ class Background:
             with self._awake:
                 due_s = clock.monotonic() + _LONGEST_S
                 for part in self._parts:
-                    if part.due_s() <= clock.monotonic() and not self._ending:
+                    if self._due_s(part) <= clock.monotonic() and not self._ending:
                         self._turn(part)
-                    due_s = min(due_s, part.due_s())
+                    due_s = min(due_s, self._due_s(part))
                 with self._state:
                     if self._ending:
                         self._sleeper.close()
                         self._running = False
                         return
-            self._sleeper.wait(due_s - clock.monotonic())
+            try:
+                self._sleeper.wait(due_s - clock.monotonic())
+            except BaseException as err:
+                self._failed(err)
+                sleep(AFTER_ERROR_S)
+
+    def _due_s(self, part: Part) -> float:
+        return max(part.due_s(), self._not_before_s.get(part, 0.0))
 
     def _turn(self, part: Part) -> None:
         try:
             part.turn()
             our_thread_is_nobody()
         except BaseException as err:  # also SystemExit: it would end the thread, and nobody would know
+            self._not_before_s[part] = clock.monotonic() + AFTER_ERROR_S
+            self._failed(err)
+
+    def _failed(self, err: BaseException) -> None:
+        with suppress(Exception):  # where memory is short, for its words as well
             text = f"{type(err).__name__}: {err}"
             if self._told.is_new(text):
                 say(f"an error of ours, the program runs on: {text}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -32,7 +31,7 @@ from gemmtuned.hooks import phase
 from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
-from gemmtuned.hooks.pace import in_slices
+from gemmtuned.hooks.pace import about, in_slices
 from gemmtuned.hooks.pending import MAX_PENDING, Pending, sightings
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class Flusher:
         self._turn()
 
     def _pause_s(self) -> float:
-        return max(self._settings.flush_s, MIN_FLUSH_S) * random.uniform(0.8, 1.2)  # noqa: S311  jitter
+        return about(max(self._settings.flush_s, MIN_FLUSH_S))
 
     def stop(self, began_s: float | None = None) -> None:
         """Last flush; returns EXIT_S after began_s (now) at the latest, EXIT_BUSY_S while others hold the store."""

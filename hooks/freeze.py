@@ -166,8 +166,8 @@ def _is_stale(layer: nn.Linear) -> bool:
     if kept is None:
         return False
     weight = getattr(layer, "weight", None)
-    if weight is None or not weight.is_cpu or weight.layout is not torch.strided:
-        return True
+    if weight is None or type(weight) not in _PLAIN or not weight.is_cpu or weight.layout is not torch.strided:
+        return True  # a subclass may have its own way with our operator, too
     return bool(_stamp(weight) != kept.stamp)
 
 

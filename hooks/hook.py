@@ -19,15 +19,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gemmtuned.configs import clock
 from gemmtuned.configs.real import allocate_lock
-from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import OUTCOMES
-from gemmtuned.hooks import followers, frozen_layers, ranks
+from gemmtuned.hooks import ranks
 from gemmtuned.hooks.account import Account
 from gemmtuned.hooks.background import Background, Fork, thread_body
 from gemmtuned.hooks.flush import Flusher, never_again
+from gemmtuned.hooks.housekeeping import keep_house
 from gemmtuned.hooks.patches import Patches
 from gemmtuned.hooks.ready import Ready
 from gemmtuned.hooks.tables import Library, Tables
@@ -78,7 +77,6 @@ class Hook:
         self._parts: _Parts | None = None
         self._making = allocate_lock()
         self._first_count = thread_body(lambda: self.background.run())
-        self._inherited: int | None = None  # the descriptor of ours that a child is about to be born with
 
     @property
     def native(self) -> Native | None:
@@ -216,9 +214,7 @@ class Hook:
         """Have the thread asleep, which it mostly is."""
         if self._parts is None:
             return Fork.BESIDE
-        how = self.background.before_fork(FORK_S)
-        self._inherited = self.watcher.events.descriptor() if how is Fork.HELD else None
-        return how
+        return self.background.before_fork(FORK_S)
 
     def pause_flushes(self) -> bool:
         """Let no flush be going on during a fork; False when one is."""
@@ -239,13 +235,16 @@ class Hook:
         self._making = allocate_lock()
         self.tables.after_fork()
         self.account.after_fork()
-        self.patches.foreign.after_fork()
-        if parents is None:
+        self.patches.after_fork()
+        if parents is None:  # our parent's thread may have been about to begin, and is not here
+            if self.native is not None:
+                self.native.at_first_count(self._first_count)
             return
         _parents.append(parents)
-        if self._inherited is not None:
-            with suppress(OSError):
-                os.close(self._inherited)
+        with suppress(OSError):
+            inherited = parents.watcher.events.descriptor()
+            if inherited is not None:
+                os.close(inherited)
         if not paused and parents.flusher.in_store:
             never_again("it was forked in the middle of a flush")
         if self.native is not None:
@@ -265,22 +264,8 @@ class Hook:
         return self.account.session(self.flusher)
 
     def tick(self) -> None:
-        """Housekeeping of the flush thread: kill switch, failed routes, a native library that came in."""
-        now_s = clock.monotonic()
-        if self.patches.look_again(now_s):
-            self.account.announce()
-            for follow in frozen_layers.when_native:
-                follow()
-        self.tables.follow_probation()
-        self.account.look_at_layers()
-        self.tables.follow_places()
-        opened = self.patches.breaker.turn(now_s, self.account.report_failures(self.flusher))
-        self.patches.follow_mode()
-        self.patches.look_for_foreign()
-        self.patches.tell_of_others(now_s)
-        followers.turn()
-        if opened:
-            tell(log, logging.WARNING, "dispatch switched off reason=%s", self.patches.breaker.note)
+        """Housekeeping of the flush thread."""
+        keep_house(self)
 
     def reload(self) -> int | None:
         """Take up the newest table; its generation, or None when there was nothing newer."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.real import allocate_lock
 from gemmtuned.hooks.background import Sleeper
 
@@ -22,6 +23,7 @@ DELETE_SELF, MOVE_SELF, OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
 WATCHED: Final = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | CLOSE_WRITE | DELETE_SELF | MOVE_SELF
 _EVENT: Final = struct.Struct("iIII")
 _ROOM: Final = 1 << 16
+GAP_S: Final = 0.05  # between two looks at events: a program may write a log beside its table, line by line
 _POLLIN: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -39,6 +41,7 @@ class Events(Sleeper):
         self._names: dict[int, Collection[str]] = {}  # by watch: the file names that matter there
         self._inodes: dict[int, int] = {}  # by watch: what the kernel says of it as long as it is ours
         self._lock_fd = allocate_lock()  # around opening, using and closing the descriptor
+        self._read_s = 0.0  # when events were read last, of clock.monotonic()
         self.changed = False  # a name that matters, or the folder itself, since it was last set to False
         self.alive = False  # False also when a folder went away, or the descriptor
 
@@ -54,7 +57,8 @@ class Events(Sleeper):
                     number = _libc.inotify_add_watch(fd, os.fsencode(folder), ctypes.c_uint32(WATCHED))
                     if number < 0:
                         raise _error(str(folder))
-                    self._names[number], self._inodes[number] = names, folder.stat().st_ino
+                    self._names[number] = {*self._names.get(number, ()), *names}  # one folder may have two names
+                    self._inodes[number] = folder.stat().st_ino
                 if not self._is_ours(fd):
                     raise OSError("/proc does not show the descriptor")
             except BaseException:
@@ -64,14 +68,19 @@ class Events(Sleeper):
             self._fd, self.alive = fd, True
 
     def wait(self, timeout_s: float) -> None:
-        """As Sleeper.wait; returns too when something happened in the folders."""
+        """As Sleeper.wait; returns too when something happened in the folders, GAP_S after the last time or later."""
+        until_s = clock.monotonic() + timeout_s
+        gap_s = self._read_s + GAP_S - clock.monotonic()
+        if self._fd is None or gap_s > 0:
+            super().wait(timeout_s if self._fd is None else min(gap_s, timeout_s))
         fd = self._fd
         if fd is None:
-            super().wait(timeout_s)
             return
         entry = _PollFd(fd, _POLLIN, 0)
-        ready = _libc.poll(ctypes.byref(entry), 1, max(0, int(timeout_s * 1000) + 1))
+        left_s = max(until_s - clock.monotonic(), 0.0)
+        ready = _libc.poll(ctypes.byref(entry), 1, int(left_s * 1000) + 1)
         if ready > 0:
+            self._read_s = clock.monotonic()
             self._read()
 
     def wake(self) -> None:

@@ -10,6 +10,7 @@ kept of each of thousands of items is to be of a kind that it does not count (co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from random import SystemRandom
 from typing import Final, TypeVar
 
 from gemmtuned.configs import clock
@@ -19,6 +20,12 @@ SLICE_S: Final = 1e-4
 PAUSE_S: Final = 5e-5  # any sleep gives the lock away
 
 Item = TypeVar("Item")
+_chance: Final = SystemRandom()  # the functions of the module `random` take numbers from the program's own sequence
+
+
+def about(seconds: float) -> float:
+    """A time near this one, so that programs which began at one moment do not go on in step."""
+    return seconds * _chance.uniform(0.8, 1.2)
 
 
 def in_slices(items: Iterable[Item]) -> Iterator[Item]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invariance
 from gemmtuned.hooks import native
@@ -47,6 +48,8 @@ class Patches:
         self.look_at_s: float | None = None  # when to look again for the library; of clock.monotonic()
         self.mode = native.OFF  # as it is set
         self._invariant = ""  # who asks for kernels that are the same for every M
+        self._setting = allocate_lock()  # around putting something into torch, and taking it back
+        self._removed = False
         self._told_others = Once()
         self._look_anew_s = 0.0  # of clock.monotonic()
         self.foreign = ForeignOperators()
@@ -63,13 +66,20 @@ class Patches:
             self.note = "GEMMTUNED_NATIVE=0: nothing is counted or routed"
 
     def remove(self) -> None:
-        """Take every patch back."""
-        self.compiled.remove()
-        if self.graphs is not None:
-            self.graphs.remove()
-        if self._library.native is not None:
-            self._library.native.set_mode(native.OFF)  # and never deregistered, see hooks/native/install.h
-        self.path = "off"
+        """Take every patch back, for good: our thread may be in the middle of a turn."""
+        with self._setting:
+            self._removed = True
+            self.compiled.remove()
+            if self.graphs is not None:
+                self.graphs.remove()
+            if self._library.native is not None:
+                self._library.native.set_mode(native.OFF)  # and never deregistered, see hooks/native/install.h
+            self.path = "off"
+
+    def after_fork(self) -> None:
+        """In a forked child, whose parent may have been at it."""
+        self._setting = allocate_lock()
+        self.foreign.after_fork()
 
     def look_again(self, now_s: float) -> bool:
         """Look for a library that was not there, now and then; True when it is served by from now on."""
@@ -87,7 +97,10 @@ class Patches:
                 self.note = native_build.missing(self._settings.cache)
                 return
             self.look_at_s = None
-            with self._tables.swap:  # the table must not change between giving it to the library and using that
+            # the table must not change between giving it to the library and using that
+            with self._tables.swap, self._setting:
+                if self._removed:
+                    return
                 self._install(native.Native(found))
             self.note = ""
         except (GemmtunedError, OSError) as err:
@@ -120,9 +133,10 @@ class Patches:
     def follow_mode(self) -> None:
         """Do what switches and the breaker say now; a mode of batch-invariant kernels is reported."""
         before, mode = self._invariant, self._wanted()
-        if mode != self.mode and self._library.native is not None:
-            self._library.native.set_mode(mode)
-            self.mode = mode
+        with self._setting:
+            if mode != self.mode and self._library.native is not None and not self._removed:
+                self._library.native.set_mode(mode)
+                self.mode = mode
         if self._invariant != before and self.invariant_note():
             tell(log, logging.WARNING, "%s", self.invariant_note())
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.inotify import Events
-from gemmtuned.hooks.pace import in_slices
+from gemmtuned.hooks.pace import about, in_slices
 
 SETTLE_S: Final = 0.05  # a publish is several renames; wait until it is quiet for this long,
 SETTLED_S: Final = 0.5  # but no longer than this
@@ -189,6 +189,7 @@ class Watcher:
     def turn(self) -> None:
         """Look whether there is something newer, and go on watching."""
         self._changed_s = None
+        self._due_s = clock.monotonic() + BLIND_POLL_S  # also where the rest of this turn raises
         if self._begun and self._held is not None and self._held():
             self._automatic = False
             self.events.close()
@@ -202,7 +203,7 @@ class Watcher:
             return
         now_s = clock.monotonic()
         poll_s = POLL_S if self._watch() else BLIND_POLL_S
-        self._due_s = now_s + poll_s * random.uniform(0.8, 1.2)  # noqa: S311  jitter
+        self._due_s = now_s + about(poll_s)
         self._not_before_s = now_s + (MIN_GAP_S if took else 0.0)
 
     def _once(self) -> bool:
@@ -231,8 +232,9 @@ class Watcher:
             return True
         folders: dict[Path, set[str]] = {self._folder: {MANIFEST}}
         for file in self._files:
-            if file.parent.is_dir():
-                folders.setdefault(file.parent, set()).add(file.name)
+            with suppress(OSError):  # a folder that is closed to us: the poll is enough
+                if file.parent.is_dir():
+                    folders.setdefault(file.parent, set()).add(file.name)
         try:
             self.events.watch(folders)
         except OSError:  # inotify instances or watches used up, no permission, no /proc: the poll is enough

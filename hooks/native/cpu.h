@@ -20,7 +20,25 @@
 #include "call.h"
 #include "operator_list.h"
 
+// Of the OpenMP and the MKL that torch has loaded; null in a torch without.
+extern "C" int omp_get_max_threads() __attribute__((weak));
+extern "C" int mkl_get_max_threads() __attribute__((weak));
+
 namespace gemmtuned {
+
+// As many as torch's own product takes. at::get_num_threads(), too, sets OpenMP's number in a thread that has run none of
+// torch's loops: a program's torch.set_num_threads(1) would hold there from its first product on, as it does not without us.
+// MKL's number, which is smaller before that where CPUs have two threads each, costs six times as much to ask for.
+inline int threads_of_products() {
+  if (!omp_get_max_threads) return at::get_num_threads();
+  thread_local int of_openmp = 0, least = 0, looks = 0;
+  const int now = omp_get_max_threads();
+  if (C10_UNLIKELY(now != of_openmp || ++looks > 64)) {
+    of_openmp = now, looks = 0;
+    least = mkl_get_max_threads ? std::min(now, mkl_get_max_threads()) : now;
+  }
+  return least;
+}
 
 inline Tensor onednn_linear(const Tensor& x, const Tensor& w, const OptionalTensor& bias) {
   using Sig = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view,
@@ -38,7 +56,7 @@ struct Cpu {
 
   static void describe(Problem& p, const Tensor& a) {
     p.math = math_mode(a.scalar_type());
-    p.threads = static_cast<uint16_t>(at::get_num_threads());
+    p.threads = static_cast<uint16_t>(threads_of_products());
   }
 
   static uint64_t capture_id(const Tensor&) { return 0; }

@@ -308,3 +308,115 @@ def test_a_library_that_comes_late_is_taken_up_and_recompiles_nothing(home: Home
 
     assert done.said == ["off", "native", ""]
     assert home.counts() == {("fp32:4x8x16,threads=2", "miss"): 1}
+
+
+def test_threads_that_switch_it_on_and_off_at_once_leave_one_hook_or_none(home: Home) -> None:
+    """Each that was overtaken once kept its thread, and what it had counted, for ever."""
+    done = home.run(
+        """
+        import os, threading, torch, gemmtuned
+        from hooked import wait_for
+        tasks = len(os.listdir("/proc/self/task"))
+
+        def run(calls):
+            gate = threading.Barrier(len(calls))
+            threads = [threading.Thread(target=lambda call=call: (gate.wait(), call())) for call in calls]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+
+        def ours(*counts):  # one that is at its end may still be in its last turn
+            wait_for(lambda: len(os.listdir("/proc/self/task")) - tasks in counts)
+
+        run([gemmtuned.enable] * 6)
+        ours(1)
+        run([gemmtuned.enable, gemmtuned.disable] * 3)
+        ours(0, 1)
+        gemmtuned.enable()
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        gemmtuned.disable()
+        ours(0)
+        print(1)
+        """,
+        AITER_TUNE_GEMM="0",
+    )
+    assert done.said == 1
+    assert home.calls() == 1
+
+
+def test_a_child_of_a_fork_by_c_is_told_by_its_server_alone_and_counts(home: Home) -> None:
+    """uWSGI and others that embed Python fork by themselves, and tell Python so in the child."""
+    done = home.run(
+        """
+        import ctypes, json, os, time, torch, gemmtuned
+        from hooked import opened, wait_for
+        from gemmtuned.hooks.activate import current
+        x, w = torch.ones(4, 16), torch.ones(16, 8)
+        torch.mm(x, w)
+        flusher = current().flusher
+        wait_for(lambda: flusher.calls == 1 and flusher._has_session and not flusher.in_store)
+        if os.fork() == 0:  # as one that Python did before: what was noted for it is no word on the next
+            os._exit(0)
+        os.wait()
+        if ctypes.PyDLL(None).fork() == 0:
+            ctypes.pythonapi.PyOS_AfterFork_Child()
+            fds = [where for where in opened().values() if "inotify" in where]
+            for _ in range(7):
+                torch.mm(x, w)
+            wait_for(lambda: gemmtuned.status()["calls"] == 7 and not gemmtuned.disable())
+            os._exit(len(fds))
+        print(json.dumps(os.waitstatus_to_exitcode(os.wait()[1])))
+        """
+    )
+    assert done.said == 0
+    assert done.ours == []
+    assert home.calls() == 8
+
+
+def test_an_interrupt_while_a_fork_is_prepared_leaves_the_thread_and_the_locks_as_they_were(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, time, torch, gemmtuned
+        from gemmtuned.hooks import activate, imports
+        from hooked import wait_for
+        x, w = torch.ones(4, 16), torch.ones(16, 8)
+        torch.mm(x, w)
+        flusher = activate.current().flusher
+        wait_for(lambda: flusher.calls == 1 and flusher._has_session and not flusher.in_store)
+
+        def interrupted(hook):
+            raise KeyboardInterrupt  # as a signal's handler would, which Python then says and forgets
+
+        for name in ("pause_flushes", "before_fork"):
+            stock = getattr(activate.Hook, name)
+            setattr(activate.Hook, name, interrupted)
+            if os.fork() == 0:
+                torch.mm(x, w)
+                os._exit(0 if gemmtuned.status()["note"] == "" else 1)
+            setattr(activate.Hook, name, stock)
+            assert os.wait()[1] == 0
+        torch.mm(x, w)
+        wait_for(lambda: gemmtuned.status()["calls"] == 2)
+        print(json.dumps(imports._lock.acquire(blocking=False)))
+        """
+    )
+    assert done.said is True
+    assert done.ours == []
+
+
+def test_what_was_taken_back_is_not_put_in_again_by_a_turn_that_was_going_on(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch, gemmtuned
+        from gemmtuned.hooks import activate
+        hook, late = activate.current(), {}
+        gemmtuned.disable()
+        hook.patches.mode = 0  # as of before a switch that the turn has seen
+        hook.patches.follow_mode()
+        late["mode"] = hook.patches.mode
+        hook.patches.look_at_s = 0.0
+        late["looked"] = hook.patches.look_again(1.0)
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        print(json.dumps([late, hook.path, sum(s.calls for s in hook.native.drain())]))
+        """
+    )
+    assert done.said == [{"mode": 0, "looked": False}, "off", 0]

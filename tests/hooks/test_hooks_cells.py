@@ -22,7 +22,8 @@ STUB = [
 Cell = dict[str, Any]
 
 LOOK = """
-    import atexit, contextlib, gc, json, os, re, resource, signal, subprocess, sys, threading, time, types, warnings
+    import atexit, contextlib, gc, hashlib, json, os, random, re, resource, signal, subprocess, sys, threading, time
+    import types, warnings
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -86,6 +87,8 @@ LOOK = """
             "trace": [repr(sys.gettrace()), repr(sys.getprofile())],
             "umask": re.search(r"Umask:\\s*(\\w+)", open("/proc/self/status").read())[1],
             "folder": os.getcwd(), "torch's threads": torch.get_num_threads(),
+            "random numbers": [hashlib.sha256(repr(state).encode()).hexdigest() for state in
+                               (random.getstate(), torch.get_rng_state().tolist())],
         }
 """
 
@@ -112,6 +115,7 @@ PLANTS = """
         library.impl("relu", lambda t: t, "CPU")
         sys.path.append("/planted"), sys.meta_path.append(sys.meta_path[0]), sys.setprofile(lambda *_: None)
         os.umask(0o77), os.chdir("/"), torch.set_num_threads(2)
+        random.random()
         planted = end, thread, child, fd, mapped, linear, library
 
     def undo():
@@ -124,11 +128,12 @@ PLANTS = """
         warnings.filters.pop(0)
         F.linear = linear
         library._destroy()
+        random.setstate(numbers)
         sys.path.pop(), sys.meta_path.pop(), os.umask(0o22), os.chdir(folder), torch.set_num_threads(1)
     """
 
 PROGRAM = """
-    off, folder = look(), os.getcwd()
+    off, folder, numbers = look(), os.getcwd(), random.getstate()
     import gemmtuned
 
     def wait_for(look):  # and import nothing
@@ -280,7 +285,7 @@ def as_it_was(what: str) -> Callable[[Cells], None]:
     return check
 
 
-SAME = ("environment", "filters", "path", "trace", "umask", "folder", "torch's threads")
+SAME = ("environment", "filters", "path", "trace", "umask", "folder", "torch's threads", "random numbers")
 CHECKS = {
     "threads": threads, "descriptors": descriptors, "mappings": mappings, "children": children, "modules": modules,
     "signals": signals, "atexit": at_exit, "functions": same_functions, "dispatcher": dispatcher, "finders": finders,

@@ -439,3 +439,37 @@ def test_every_operator_of_the_list_is_hooked_and_named_in_the_docs(native_cache
         text = (Path(__file__).parents[2] / "docs" / page).read_text()
         named = {f"`{name.partition('.')[0].rstrip('_')}`" for name in operators}
         assert not [name for name in named if name not in text], page
+
+
+def test_a_call_sets_no_threads_numbers(home: Home) -> None:
+    """torch sets OpenMP's number in each thread with the first of its loops there, which a product is not."""
+    done = home.run(
+        """
+        import ctypes, json, threading, torch
+        from hooked import LINEAR
+        from gemmtuned.hooks.activate import current
+        loaded = {line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}
+        number = ctypes.CDLL(loaded.pop()).omp_get_max_threads
+        torch.set_num_threads(number() + 1)
+        found = []
+
+        def in_a_thread():
+            found.append(number())
+            torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+            found.append(number())
+            torch.get_num_threads()  # as the first of those loops
+            found.append(number())
+            torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+
+        thread = threading.Thread(target=in_a_thread)
+        thread.start(), thread.join()
+        keys = {s.problem.threads: s.calls for s in current().native.drain()}
+        print(json.dumps([found, keys == {found[0]: 1, found[2]: 1}]))
+        """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    (before, after, own), counted = done.said
+
+    assert before == after
+    assert own == before + 1
+    assert counted, "each under the number that it ran with"

@@ -1,0 +1,213 @@
+"""Nothing of ours waits for what may never come, or turns in circles: each test has one thing that never ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hooked import Home, wait_for
+
+from gemmtuned.configs import clock, say
+from gemmtuned.hooks.background import AFTER_ERROR_S, Background, Sleeper
+from gemmtuned.hooks.inotify import GAP_S, Events
+from gemmtuned.hooks.watch import Watcher
+
+
+@pytest.fixture
+def full_pipe() -> tuple[int, int]:
+    """(what reads, what writes) of a pipe in which there is no room, as whoever reads only at the end leaves it."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writes, b"x" * 4096)
+    os.set_blocking(writes, True)
+    return reads, writes
+
+
+STREAMS = {
+    "our own thread": "say.our_thread()",
+    "as Python made it": "",
+    "made anew": "sys.stderr = os.fdopen(2, 'w')",
+    "of another number": "fd = os.dup(2); os.dup2(1, 2); sys.stderr = os.fdopen(fd, 'w')",
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_line_that_nobody_takes_is_left_out(full_pipe: tuple[int, int], stream: str) -> None:
+    """Whoever reads a program's stderr once it has ended would wait for its end, and it for them."""
+    reads, writes = full_pipe
+    then = f"{STREAMS[stream]}\nsay.say('a word')\nos._exit(0)"
+    code = f"import os, sys\nfrom gemmtuned.configs import say\nsay.begin()\n{then}"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], stderr=writes, stdout=subprocess.PIPE, timeout=30)
+        assert done.returncode == 0
+        os.read(reads, 1 << 20)  # with room again the same program is heard
+        done = subprocess.run([sys.executable, "-c", code], stderr=writes, stdout=subprocess.PIPE, timeout=30)
+        assert os.read(reads, 100) == b"gemmtuned: a word\n"
+    finally:
+        os.close(reads), os.close(writes)
+
+
+def test_a_line_is_no_longer_than_a_pipe_takes_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    say.begin()
+    say.our_thread()
+    try:
+        say.say("x" * 10_000)
+    finally:
+        say.our_thread_ends()
+    said = capfd.readouterr().err
+    assert len(said) == 4096 and said.startswith("gemmtuned: xxx") and said.endswith("x\n")
+
+
+class Failing(Sleeper):
+    """A part that is always due, and a sleeper: neither ever does what it should."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = self.waits = 0
+
+    def due_s(self) -> float:
+        return 0.0
+
+    def turn(self) -> None:
+        self.turns += 1
+        raise MemoryError
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits += 1
+        if self.waits == 1:
+            raise OSError("the sleeper's")
+        super().wait(timeout_s)
+
+
+def test_a_part_that_fails_has_its_next_turn_later_and_the_thread_outlives_its_sleeper(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    say.begin()
+    failing = Failing()
+    background = Background([failing], failing)
+    background.start()
+    wait_for(lambda: failing.turns >= 2)
+    time.sleep(0.2)
+    assert background.end(10) and not background.alive
+
+    assert failing.turns <= 3
+    assert failing.waits >= 2
+    assert capfd.readouterr().err.count("the program runs on: OSError: the sleeper's") == 1
+    assert AFTER_ERROR_S >= 0.5
+
+
+def test_a_table_whose_folder_cannot_be_looked_at_costs_no_time(tmp_path: Path) -> None:
+    """Its name is too long, or the folder is closed to us: the thread once looked again at once, for ever."""
+    (tmp_path / "configs").mkdir()
+    watcher = Watcher(tmp_path / "configs", lambda: None, automatic=True, files=[tmp_path / ("x" * 300) / "tuned.csv"])
+    watcher.turn()
+    watcher.events.changed = False
+
+    assert watcher.due_s() > clock.monotonic() + 1
+    assert watcher.events.alive, "the published tables are watched"
+    watcher.events.close()
+
+
+def test_a_watcher_whose_turn_fails_is_not_due_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = Watcher(tmp_path, lambda: None, automatic=True)
+    monkeypatch.setattr(watcher, "_watch", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        watcher.turn()
+
+    assert watcher.due_s() > clock.monotonic()
+
+
+def test_a_file_that_is_written_all_the_time_wakes_us_now_and_then(tmp_path: Path) -> None:
+    """A program may write its log, line by line, into the folder that its table lies in."""
+    events = Events()
+    events.watch({tmp_path: {"tuned.csv"}})
+    looks, until_s = 0, clock.monotonic() + 10 * GAP_S
+    with (tmp_path / "train.log").open("wb", buffering=0) as log:
+        while clock.monotonic() < until_s:
+            log.write(b"a line\n")
+            events.wait(GAP_S)
+            looks += 1
+        assert looks <= 22
+        assert not events.changed
+        (tmp_path / "tuned.csv").write_text("")
+        events.wait(10)
+        assert events.changed
+    began_s = clock.monotonic()
+    events.wake()
+    events.wait(10)
+    assert clock.monotonic() - began_s < 5, "who is woken does not wait for the gap's end alone"
+    events.close()
+
+
+def test_one_folder_by_two_names_is_watched_for_both(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "link").symlink_to("configs")
+    events = Events()
+    events.watch({tmp_path / "configs": {"manifest.json"}, tmp_path / "link": {"tuned.csv"}})
+    (tmp_path / "configs/manifest.json").write_text("")
+    events.wait(10)
+    events.close()
+
+    assert events.changed
+
+
+def test_a_step_that_fails_keeps_no_other_from_its_turn(home: Home) -> None:
+    """Weights of a subclass that refuses our operator once kept the kill switch from being seen."""
+    done = home.run(
+        """
+        import os, torch
+        from hooked import wait_for
+        from torch import nn
+        from gemmtuned.hooks import frozen_layers
+        import gemmtuned, json
+        frozen_layers.notes.append(lambda: 1 / 0)
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        switch = os.path.join(os.environ["GEMMTUNED_HOME"], "disabled")
+        wait_for(lambda: gemmtuned.status()["calls"])
+        os.makedirs(os.path.dirname(switch), exist_ok=True)
+        open(switch, "w").close()
+        wait_for(lambda: gemmtuned.status()["note"] == f"switched off: {switch} exists")
+        wait_for(lambda: not gemmtuned.status()["dispatch"])
+        print(1)
+        """
+    )
+    assert done.said == 1
+    assert [line for line in done.ours if "ZeroDivisionError" not in line] == []
+
+
+def test_frozen_weights_of_a_subclass_that_refuses_our_operator_are_noted_as_changed(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch, gemmtuned
+        from hooked import wait_for
+        from torch import nn
+
+        class Refusing(torch.Tensor):
+            @staticmethod
+            def __new__(cls, t):
+                return torch.Tensor._make_wrapper_subclass(cls, t.shape, dtype=t.dtype)
+
+            def __init__(self, t):
+                self.t = t
+
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+                return Refusing(args[0].t) if func is torch.ops.aten.detach.default else NotImplemented
+
+        model = nn.Sequential(nn.Linear(16, 8)).eval()
+        frozen = gemmtuned.freeze(model)
+        model[0].weight = nn.Parameter(Refusing(model[0].weight.detach()), requires_grad=False)
+        wait_for(lambda: "1 frozen layers are served plain" in gemmtuned.status()["note"])
+        print(json.dumps(frozen))
+        """
+    )
+    assert done.said == 1
+    assert done.ours == []
