@@ -9,15 +9,16 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
-from cpu_times import CpuTimes
+from cpu_times import CpuTimes, add
 from fake_cuda_build import KEPT
 from hooked import ForkServer, Home
 from left_to_soak import COUNTS, counted
 from side_by_side import SideBySide
 
+from gemmtuned import cli
 from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.native.build import build
@@ -28,6 +29,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SOAK_S: Final = 3600
+SERVER: Final = pytest.StashKey[ForkServer]()  # of programs in forks, which all forks of pytest ask
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side
 ALONE: Final = frozenset(
     (
@@ -68,6 +70,10 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    server = ForkServer(Path())  # for all forks; it imports torch on the other CPU, while tests are collected
+    server.begin()
+    session.config.stash[SERVER] = server
+    session.config.add_cleanup(server.stop)
     yield
     torch.set_num_threads(threads)
 
@@ -104,6 +110,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def commands_are_made_once() -> Iterator[None]:
+    """Typer takes 5 ms to make a command of its function, at each call in this process."""
+    plain, made = cli._make, {}
+
+    def make(name: str, command: Any) -> Any:
+        key = name, cli._from(command.file, command.name)  # a test may have put another function there
+        if key not in made:
+            made[key] = plain(name, command)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_make", make)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def our_loggers_stay() -> Iterator[None]:
     """What a test's program does to the loggers of this process is not the next one's."""
@@ -129,9 +151,10 @@ def built_for_tests() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+def fork_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[ForkServer]:
     """Starts hooked programs without the two seconds that importing torch takes."""
-    server = ForkServer(tmp_path_factory.mktemp("fork-server"))
+    folder, shared = tmp_path_factory.mktemp("fork-server"), pytestconfig.stash.get(SERVER, None)
+    server = ForkServer(folder) if shared is None else ForkServer(folder, of=shared, used=add)
     yield server
     server.stop()
 

@@ -13,8 +13,9 @@ the hook has no more time than anywhere, the interpreter takes all modules apart
 0.2 s of CPU for all of torch's.
 
 Orders come as JSON over the socket whose number is its argument, {code, args, env, whole_end}, each with four
-descriptors: the program's three streams and a socket on which it answers {pid} and later {status, ended_s, delayed_s}:
-the monotonic clock at the end, and for how long the program was ready to run while others had the CPUs.
+descriptors: the program's three streams and a socket on which it answers {pid} and later {status, ended_s, delayed_s,
+cpu_s}: the monotonic clock at the end, for how long the program was ready to run while others had the CPUs, and the CPU
+time of it and of the children that it waited for.  Several processes may send orders.
 """
 
 import atexit
@@ -78,7 +79,8 @@ def main() -> None:
                 waiting.unregister(key.fileobj)
                 os.close(key.fileobj)
                 end = {"ended_s": time.monotonic(), "delayed_s": delayed_s(pid)}
-                end["status"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                _, status, used = os.wait4(pid, 0)
+                end |= {"status": os.waitstatus_to_exitcode(status), "cpu_s": used.ru_utime + used.ru_stime}
                 try:
                     answers.send(json.dumps(end).encode())
                 except OSError:  # nobody waits for it any more

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ class Forked:
     returncode: int | None = None
     ended_s = delayed_s = 0.0
 
-    def __init__(self, answers: socket.socket, ours: Iterable[int | None]) -> None:
-        self._answers = answers
+    def __init__(self, answers: socket.socket, ours: Iterable[int | None], used: Callable[[float], None]) -> None:
+        self._answers, self._used = answers, used
         self.pid = int(self._answer(None)["pid"])
         files = [
             None if fd is None else os.fdopen(fd, mode, buffering=1)
@@ -54,6 +54,7 @@ class Forked:
         if self.returncode is None:
             end = self._answer(timeout)
             self.returncode, self.ended_s, self.delayed_s = int(end["status"]), end["ended_s"], end["delayed_s"]
+            self._used(end["cpu_s"])
             self._answers.close()
         return self.returncode
 
@@ -113,12 +114,23 @@ class Forked:
 
 
 class ForkServer:
-    """Starts programs in forks of one process that has torch imported."""
+    """Starts programs in forks of one process that has torch imported.
 
-    def __init__(self, folder: Path) -> None:
+    folder: for what programs print, its own in each process.  of: another's process is asked, which runs already.
+    used: is told the CPU seconds of each program that has ended.
+    """
+
+    def __init__(
+        self, folder: Path, *, of: ForkServer | None = None, used: Callable[[float], None] = lambda seconds: None
+    ) -> None:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
+        self._of, self._used = of, used
+
+    def begin(self) -> None:
+        """Start the process; programs need not wait for torch when they come."""
+        self._running(dict(os.environ))
 
     def start(
         self, code: str, args: Iterable[str], env: dict[str, str], *, streams: tuple[int, int, int] | None = None,
@@ -139,7 +151,7 @@ class ForkServer:
         its.close()
         for fd in theirs if streams is None else ():
             os.close(fd)
-        return Forked(answers, ours)
+        return Forked(answers, ours, self._used)
 
     def run(
         self, code: str, args: Iterable[str], env: dict[str, str], timeout_s: float, *, whole_end: bool = False
@@ -166,6 +178,8 @@ class ForkServer:
             self._process.wait()
 
     def _running(self, env: dict[str, str]) -> socket.socket:
+        if self._of is not None:
+            return self._of._running(env)
         if self._orders is None:
             self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

@@ -26,11 +26,18 @@ MARKED: Final = ("slow", "long", "soak", "gpu")
 _TICKS_A_S: Final = os.sysconf("SC_CLK_TCK")
 _getpid = os.getpid  # a test may replace it
 _ME = str(_getpid())
+_elsewhere_s = 0.0
 
 
 def used_s() -> float:
-    """CPU seconds of this process, of all children that have ended, and of all descendants that run."""
-    return sum(os.times()[:4]) + sum(map(_used_s, _descendants(_ME)))
+    """CPU seconds of this process, of all children that have ended, of all descendants that run, and those of `add`."""
+    return sum(os.times()[:4]) + sum(map(_used_s, _descendants(_ME))) + _elsewhere_s
+
+
+def add(seconds: float) -> None:
+    """Count what a process that is no descendant of this one has used for it."""
+    global _elsewhere_s
+    _elsewhere_s += seconds
 
 
 def _descendants(pid: str) -> Iterator[str]:
@@ -63,8 +70,8 @@ class CpuTimes:
 
     def _in_a_fork(self) -> None:
         """Count from nothing, and leave it to the parent to write (side_by_side.py)."""
-        global _ME
-        _ME, self._before_s, self._file = str(_getpid()), 0.0, None
+        global _ME, _elsewhere_s
+        _ME, _elsewhere_s, self._before_s, self._file = str(_getpid()), 0.0, 0.0, None
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
