@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matrices import matrix
 from torch import Tensor
 
 from gemmtuned.configs import key
@@ -215,9 +217,16 @@ def as_kernels_do(o: Operands, how: How) -> Tensor:
     return y.to(rounded)
 
 
-@pytest.mark.parametrize("act", ["silu_gated", "gelu", "swiglu_gated_interleaved", "silu_gated_weighted"])
+TEXTS = [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x272x272,wscale=128x128", "fp16/i8:4x64x64,wscale=tensor"]
+ACTS = ["silu_gated", "gelu", "swiglu_gated_interleaved", "silu_gated_weighted"]
+
+
 @pytest.mark.parametrize(
-    "text", [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x272x272,wscale=128x128", "fp16/i8:4x64x64,wscale=tensor"]
+    ("text", "act"),
+    matrix(
+        itertools.product(TEXTS, ACTS),
+        [*zip(TEXTS, [*ACTS[:3], ACTS[3], ACTS[1]], strict=True), (FP8, ACTS[3]), (INT4, ACTS[2]), (MXFP4, ACTS[0])],
+    ),
 )
 def test_the_gate_takes_what_is_right_and_rounds_less_than_torch(text: str, act: str) -> None:
     problem = quantised(text, act)

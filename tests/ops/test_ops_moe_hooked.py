@@ -221,30 +221,27 @@ OF_QUANTISED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "problems"), [(PROGRAM, [LAYER]), (QUANTISED, OF_QUANTISED)], ids=["plain", "quantised"]
-)
-def test_the_whole_loop_from_a_count_to_a_verdict(home: Home, program: str, problems: list[Problem]) -> None:
+def test_the_whole_loop_from_a_count_to_a_verdict(home: Home) -> None:
     """What is counted is tuned in the foreground, and the next program is served what was found."""
-    texts = [*map(str, problems)]
-    before = home.run(program, "0", str(WAITING)).said
-    assert home.counts() == {(text, "miss"): 5 for text in texts}
-    tuned = command(home, "tune", "--json", *texts)
+    texts = [*map(str, OF_QUANTISED)]
+    home.run(PROGRAM, "0")
+    before = home.run(QUANTISED, "0", str(WAITING)).said
+    assert home.counts() == {(text, "miss"): 5 for text in (str(LAYER), *texts)}
+    tuned = command(home, "tune", "--json", str(LAYER), *texts)
     assert "cannot be tuned" not in tuned.stdout + tuned.stderr
     verdicts = {row["problem"]: row.get("state", "") for row in json.loads(tuned.stdout)["rows"]}
+    assert set(verdicts) == {str(LAYER), *texts}, tuned.stderr  # that of two threads: put off where others use the CPU
     solved = {text: state for text, state in verdicts.items() if state in ("published", "default_best")}
-    if program == PROGRAM:
-        assert set(verdicts) == set(texts), tuned.stderr  # with two threads: put off where others use the CPU
-        return
-    assert set(solved) == set(texts), tuned.stdout
+    assert set(solved) >= set(texts), tuned.stdout
     assert solved[texts[2]] == "published", "codes that are looked up in pairs are faster"
-    after = home.run(program, "1", str(WAITING)).said
+    after = home.run(QUANTISED, "1", str(WAITING)).said
     assert after == pytest.approx(before, rel=1e-2)
     assert {text: home.counts()[text, "exact"] for text in texts} == dict.fromkeys(texts, 5)
     rows = json.loads(command(home, "coverage", "--by", "problem", "--json").stdout)["rows"]
-    assert {row["problem"]: (row["exact_calls"], row["missed_calls"]) for row in rows} == dict.fromkeys(texts, (5, 5))
+    reached = {row["problem"]: (row["exact_calls"], row["missed_calls"]) for row in rows}
+    assert reached == {str(LAYER): (0, 5), **dict.fromkeys(texts, (5, 5))}
     gains = json.loads(command(home, "gains", "--json").stdout)["rows"]
-    assert {row["problem"] for row in gains} >= {text for text, state in solved.items() if state == "published"}
+    assert {row["problem"] for row in gains} >= {text for text in texts if solved[text] == "published"}
     assert json.loads(command(home, "untuned", "--json").stdout)["states"]["untunable"] == 0
 
 
