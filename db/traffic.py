@@ -53,6 +53,7 @@ SELECT {columns},
     sum(t.calls * p.flops * t.covered) AS covered_flops,
     sum(t.calls * t.us * t.covered) AS covered_time_us,
     sum(t.calls * t.us * t.faster) AS faster_time_us, sum(t.calls * t.us / t.gain) AS now_time_us,
+    sum((t.exact_calls + t.padded_calls) * t.us * (1.0 - 1.0 / t.gain)) AS hit_saved_us,
     count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
     sum(t.calls * t.untunable) AS untunable_calls,
     sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
@@ -134,8 +135,8 @@ def coverage(
 
     Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems
     neither tuned nor timed, whose time is by their size alone; faster_time_us: of those that a kernel other than
-    torch's own serves; now_time_us: with what serves them today.  Hours are counted whole: an hour is in when the
-    window touches it and something was seen in it since.
+    torch's own serves; now_time_us: with what serves them today; hit_saved_us: what that saves of the calls that hit.
+    Hours are counted whole: an hour is in when the window touches it and something was seen in it since.
     """
     if by not in _GROUPS:
         raise SettingError(f"coverage by {by!r}: expected one of {', '.join(_GROUPS)}")

@@ -22,7 +22,8 @@ def with_own_time(rows: Iterable[Row], own: Mapping[str, Mapping[str, Any]]) -> 
 
     own: of db.of_runs.own_time; what is not known is None.  waited_us: the part of wall_us by which others on its CPUs
     made it longer.  The shares are of the rest, since GEMM time is that of a quiet machine.
-    gemm_share: s, of the time that the program would run on stock torch.  program_gain:
+    gemm_share: s, of the time that the program would run on stock torch; what its hits saved is not lost to it.
+    program_gain:
     1 / (1 - s + s / g) with the gain g of its GEMMs.  program_limit: 1 / (1 - s), what a GEMM that took no time would
     give.  Times of calls are means of some, so their sum can be more than the program ran: s is then 1 at most, and
     `bounded` is set.  A run on several devices has its time in the row of the device with most GEMM time.
@@ -33,7 +34,7 @@ def with_own_time(rows: Iterable[Row], own: Mapping[str, Mapping[str, Any]]) -> 
         of_it = own.get(row["run"], {}) if row["run"] not in told else {}
         wall_us, waited_us = float(of_it.get("wall_us", 0.0)), float(of_it.get("waited_us", 0.0))
         told.add(row["run"])
-        found.append({**row, **_shares(wall_us, waited_us, row["time_us"], row["now_time_us"])})
+        found.append({**row, **_shares(row, wall_us, waited_us)})
     return found
 
 
@@ -47,15 +48,18 @@ def crowded_notes(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def _shares(wall_us: float, waited_us: float, stock_us: float, now_us: float) -> dict[str, Any]:
+def _shares(row: Row, wall_us: float, waited_us: float) -> dict[str, Any]:
+    stock_us, now_us = row["time_us"], row["now_time_us"]
     if wall_us <= 0 or stock_us <= 0:
         names = ("wall_us", "waited_us", "gemm_share", "program_gain", "program_limit")
         return dict.fromkeys(names) | {"bounded": False}
     gain = stock_us / now_us if now_us else 1.0
+    ran_us = stock_us - row["hit_saved_us"]  # calls made before anything was tuned ran on stock torch
     own_us = max(wall_us - waited_us, 0.0)
-    within_us = min(now_us, own_us)
-    whole_us = own_us - within_us + within_us * gain
-    share = min(within_us * gain / whole_us, 1.0) if whole_us else 1.0
+    within_us = min(ran_us, own_us)
+    on_stock_us = within_us * stock_us / ran_us if ran_us > 0 else stock_us
+    whole_us = own_us - within_us + on_stock_us
+    share = min(on_stock_us / whole_us, 1.0) if whole_us else 1.0
     rest = 1.0 - share
     return {
         "wall_us": wall_us,
@@ -63,5 +67,5 @@ def _shares(wall_us: float, waited_us: float, stock_us: float, now_us: float) ->
         "gemm_share": share,
         "program_gain": 1.0 / (rest + share / gain),
         "program_limit": 1.0 / rest if rest > 1e-3 else None,
-        "bounded": now_us > own_us,
+        "bounded": ran_us > own_us,
     }

@@ -91,12 +91,23 @@ def test_a_parent_that_waits_for_its_workers_is_no_time_of_the_program(home: Pat
 
 
 def test_a_programs_gain_is_bounded_by_the_time_it_ran() -> None:
-    row = {"run": "serve", "time_us": 200.0, "now_time_us": 100.0}
+    row = {"run": "serve", "time_us": 200.0, "now_time_us": 100.0, "hit_saved_us": 100.0}
     half = with_own_time([row], {"serve": {"wall_us": 200.0}})[0]
     assert half["gemm_share"] == pytest.approx(2 / 3) and half["program_gain"] == pytest.approx(1.5)
     more = with_own_time([row], {"serve": {"wall_us": 50.0}})[0]
     assert more["bounded"] and more["gemm_share"] == 1.0 and more["program_gain"] == pytest.approx(2.0)
     assert with_own_time([row], {})[0]["program_gain"] is None
+
+
+def test_calls_from_before_anything_was_tuned_took_stock_torchs_time() -> None:
+    """900 of 1000 us were products, on stock torch: twice as fast they make 550 of it, whatever was tuned since."""
+    row = {"run": "serve", "time_us": 900.0, "now_time_us": 450.0, "hit_saved_us": 0.0}
+    before = with_own_time([row], {"serve": {"wall_us": 1000.0}})[0]
+    assert before["gemm_share"] == pytest.approx(0.9) and before["program_gain"] == pytest.approx(1000 / 550)
+    after = with_own_time([{**row, "hit_saved_us": 450.0}], {"serve": {"wall_us": 550.0}})[0]
+    assert after["gemm_share"] == pytest.approx(0.9) and after["program_gain"] == pytest.approx(1000 / 550)
+    half = with_own_time([{**row, "hit_saved_us": 225.0}], {"serve": {"wall_us": 775.0}})[0]
+    assert half["gemm_share"] == pytest.approx(0.9) and not half["bounded"]
 
 
 def test_what_others_took_of_a_programs_time_is_left_out_of_its_shares(home: Path) -> None:
