@@ -14,8 +14,13 @@ _OF_A_SERVICE: Final = re.compile(
 )
 
 
+_ALMOST_OURS: Final = re.compile(r"GEM+_?TUN+ED?(?=_|$)")  # GEMTUNED, GEMM_TUNED, and `gemmtuned` in small letters
+
+
 def misspelt(given: Iterable[str]) -> dict[str, str]:
     """The GEMMTUNED_* and AITER_* names that nothing reads, each with the one that is meant; "" where none is near.
+
+    So is a name that begins almost as ours do, GEMTUNED_HOME; what else begins with GEM is another program's.
 
     AITER has variables of its own: of those named AITER_*, only what is very near one of our switches.  Those that
     Kubernetes sets in each container beside a service called gemmtuned were set by nobody.
@@ -26,10 +31,16 @@ def misspelt(given: Iterable[str]) -> dict[str, str]:
     for name in sorted(given):
         if name in known.values() or _OF_A_SERVICE.search(name):
             continue
+        # compared without the prefix: with it, any two names are alike
+        prefix, _, part = _ALMOST_OURS.sub("GEMMTUNED", name.upper(), count=1).partition("_")
+        ours = prefix == "GEMMTUNED"
+        if not ours and prefix != "AITER":
+            continue
+        if not part:
+            meant[name] = "GEMMTUNED"
+            continue
         import difflib  # a program without a mistake needs none of it
 
-        prefix, _, part = name.upper().partition("_")  # compared without the prefix: with it, any two names are alike
-        ours = prefix == "GEMMTUNED"
         found = difflib.get_close_matches(part, known if ours else switches, n=1, cutoff=0.6 if ours else 0.85)
         if ours or found:
             meant[name] = known[found[0]] if found else ""

@@ -162,7 +162,7 @@ def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
 def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables named as ours that nobody reads, each with the one that is probably meant; "" where none is near."""
     names = os.environ if env is None else env
-    given = [name for name in names if name.upper().startswith(("GEMMTUNED_", "AITER_"))]
+    given = [name for name in names if name != "GEMMTUNED" and name.upper().startswith(("GEM", "AITER_"))]
     if not given:
         return {}
     from gemmtuned.configs.misspelt import misspelt  # a program that sets none needs none of it

@@ -787,6 +787,15 @@ def test_near_misses_of_aiters_switches_are_named_and_aiters_own_variables_are_n
     assert unknown_variables(dict.fromkeys((*misses, *own, "AITER_TUNE_GEMM", "AITER_CONFIG_FMOE"), "1")) == misses
 
 
+def test_a_name_that_begins_almost_as_ours_do_is_one_of_ours_misspelt() -> None:
+    near = {
+        "GEMTUNED": "GEMMTUNED", "GEMM_TUNED": "GEMMTUNED", "gemmtuned": "GEMMTUNED", "GEMTUNED_HOME": "GEMMTUNED_HOME",
+        "GEMM_TUNE_RUN": "GEMMTUNED_RUN", "gemmtuned_home": "GEMMTUNED_HOME",
+    }  # fmt: skip
+    others = ("GEMMTUNED", "GEMMTUNED_HOME", "GEM_HOME", "GEMINI_API_KEY", "GEMM_TUNERS_X", "MY_GEMTUNED")
+    assert unknown_variables(dict.fromkeys((*near, *others), "1")) == near
+
+
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_nobodys_mistake() -> None:
     port = "GEMMTUNED_PORT_9464_TCP"
     given = [f"GEMMTUNED_SERVICE_{name}" for name in ("HOST", "PORT", "PORT_METRICS")]
