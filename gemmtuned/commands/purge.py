@@ -45,9 +45,7 @@ def purge(
     and files that gemmtuned did not write, stay. After it, pip uninstall gemmtuned leaves nothing behind.
     """
     here = settings()
-    found: list[dict[str, Any]] = [
-        {"path": str(path), "bytes": _bytes_of(path)} for path in _there(here, keep_cache=keep_cache)
-    ]
+    found = _listed(here, keep_cache=keep_cache)
     shared = ""
     if any(Path(row["path"]).parent == here.cache for row in found):
         shared = f"the cache {here.cache} serves all homes of yours: --keep-cache leaves it"
@@ -56,6 +54,7 @@ def purge(
         if not yes:
             _ask(found, here, shared)
             _refuse_while_in_use(here)  # somebody may have started one while the question waited
+        found = _listed(here, keep_cache=keep_cache)  # to ask the database leaves tune.db-wal and -shm beside it
         for row in found:
             _remove(Path(str(row["path"])))
         _remove_if_empty(here)
@@ -69,6 +68,10 @@ def purge(
         notes += [*filter(None, [shared]), *([f"refused now: {refused}"] if refused else [])]
     facts = {"home": str(here.home), "dry_run": dry_run, "bytes": total, "left": left, "refused": refused or None}
     show(Report("purge", [Table("rows", _COLUMNS, found)], facts, notes=notes), as_json=as_json)
+
+
+def _listed(here: Settings, *, keep_cache: bool) -> list[dict[str, Any]]:
+    return [{"path": str(path), "bytes": _bytes_of(path)} for path in _there(here, keep_cache=keep_cache)]
 
 
 def _there(here: Settings, *, keep_cache: bool) -> Iterator[Path]:

@@ -67,6 +67,15 @@ def test_only_what_gemmtuned_wrote_is_removed_and_only_when_it_is_asked_for(home
     assert "nothing of gemmtuned's" in call("purge", "--yes").stdout
 
 
+def test_what_sqlite_makes_while_purge_looks_goes_with_the_database(home: Path) -> None:
+    """The programs have closed it, so nothing lies beside it until purge asks it who runs."""
+    (home / "tune-20260101T000000Z.db").unlink()
+    assert not list(home.glob("tune.db-*"))
+    done = call("purge", "--yes")
+    assert done.exit_code == 0 and "left at" not in done.output
+    assert not home.exists()
+
+
 def test_folders_of_somebody_with_names_of_ours_stay(home: Path, tmp_path: Path) -> None:
     """GEMMTUNED_HOME may be set to a folder that had others' files before, a user's own for one."""
     (home / "bin").mkdir(exist_ok=True)
