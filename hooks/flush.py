@@ -44,8 +44,11 @@ BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried
 BUSY_TOLD_S: Final = 10.0  # a store locked for as long as this is worth a line
 BEAT_S: Final = 5.0
 MIN_FLUSH_S: Final = 0.02
-EXIT_S: Final = 0.5  # at interpreter exit we are gone by then,
-EXIT_BUSY_S: Final = 2.0  # or by then when other programs hold the store: a batch is worth more than a second
+EXIT_S: Final = 0.5  # at interpreter exit we are gone by then, and counters are read no longer,
+EXIT_BUSY_S: Final = (
+    2.0  # or by then when other programs hold the store or there is much to write: it is worth a second
+)
+_LATE: Final = f"the end of a program waits {EXIT_BUSY_S:g} s at most"
 FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database
 
 T = TypeVar("T")
@@ -83,12 +86,14 @@ class Flusher:
         self._crowd = Crowd()
         self._draining = allocate_lock()  # around a drain and the change of the phase
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
-        self._due_s = clock.monotonic() + self._pause_s()
+        self._due_s = clock.monotonic() + _pause_s(settings)
         self._has_session = False  # our row is in the store
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = 0
         self.dropped = 0
         self._pausing = False
+        self._write_until_s = math.inf  # of the last flush, of clock.monotonic()
+        self._is_unread = False  # it did not come to the end of the counters
         self.in_store = False  # a flush is inside SQLite, not waiting for an import
         self._told = Once()
         self.complaint = _no_store  # why the store does not take our counts; empty when it does
@@ -104,16 +109,24 @@ class Flusher:
 
     def turn(self) -> None:
         """Housekeeping and a flush, in our thread."""
-        self._due_s = clock.monotonic() + self._pause_s()
-        self._turn()
-
-    def _pause_s(self) -> float:
-        return about(max(self._settings.flush_s, MIN_FLUSH_S))
+        self._due_s = clock.monotonic() + _pause_s(self._settings)
+        try:
+            self._tick()
+        except Exception as err:  # ours to mend, but the program runs on and its counts are kept
+            self._complain(err)
+        try:
+            self.flush(whole=False)
+        except Exception as err:
+            self._complain(err)
 
     def stop(self, began_s: float | None = None) -> None:
-        """Last flush; returns EXIT_S after began_s (now) at the latest, EXIT_BUSY_S while others hold the store."""
+        """Last flush; returns EXIT_S after began_s (now) at the latest, EXIT_BUSY_S while others hold the store.
+
+        What cannot be read and written by then is lost, with a line: tens of thousands of problems, new at the end.
+        """
         self._due_s = math.inf
         began_s = clock.monotonic() if began_s is None else began_s
+        self._write_until_s = began_s + EXIT_BUSY_S
         if not self._lock.acquire(timeout=max(began_s + EXIT_S - clock.monotonic(), 0.05)):
             # A flush goes on. One that is in the store waits for others or writes: many programs end at one moment
             until_s = began_s + EXIT_BUSY_S if self.in_store else 0.0
@@ -127,13 +140,8 @@ class Flusher:
         except Exception as err:
             self._complain(err, aloud=False)
         finally:
-            self._say_lost()
+            _say_lost(self._pending.calls, self._is_unread, self.complaint or _LATE)
             self._lock.release()
-
-    def _say_lost(self) -> None:
-        lost = self._pending.calls
-        if lost:
-            tell(log, WARNING, "counts were lost calls=%d reason=%s", lost, self.complaint)
 
     def flush(self, *, whole: bool = True) -> None:
         """Take everything counted so far to the store now, or keep it and remember why.
@@ -191,24 +199,18 @@ class Flusher:
         """Tell the daemon, with the next flush, that a published solution failed here; how: native.HOW."""
         self._quarantine.append((solution, reason, how))
 
-    def _turn(self) -> None:
-        try:
-            self._tick()
-        except Exception as err:  # ours to mend, but the program runs on and its counts are kept
-            self._complain(err)
-        try:
-            self.flush(whole=False)
-        except Exception as err:
-            self._complain(err)
-
     def _flush(self, *, last: bool = False, whole: bool = True) -> bool:
         """False when it should be tried again at once if there is no later."""
         with self._draining:
             if _no_store:
                 self.dropped += sum(s.calls for s in self._drained())
                 return True
-            for s in in_slices(self._drained()):
+            until_s = clock.monotonic() + (EXIT_S if last else math.inf)
+            for s in self._drained() if last else in_slices(self._drained()):
                 self._remember(s)
+                self._is_unread = clock.monotonic() > until_s
+                if self._is_unread:
+                    break
         for note in self._take_compiled():
             if len(self._compiled) < MAX_COMPILED:
                 self._compiled[note] = None
@@ -226,7 +228,7 @@ class Flusher:
             store = self._open()
             if last:
                 store.at_end()
-            self._give(store, now_s)
+            is_given = self._give(store, now_s)
             while self._quarantine:
                 solution, reason, how = self._quarantine[0]
                 self._at(store.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
@@ -235,7 +237,7 @@ class Flusher:
                 self._crowd.was_in_the_way()  # few calls are timed, and so it may not have been asked for long
                 self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
                 self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
-            self.complaint, self._busy_since_s = "", 0.0
+            self.complaint, self._busy_since_s = "" if is_given else _LATE, 0.0
         except (GemmtunedError, OSError) as err:
             busy = isinstance(err, StoreBusy)
             self._complain(err, aloud=not last)
@@ -243,9 +245,11 @@ class Flusher:
             self._at(self._store.let_lie)
         return not busy
 
-    def _give(self, store: GuestStore, now_s: float) -> None:
-        """What was counted and noted, place by place; what the store has taken is forgotten at once."""
+    def _give(self, store: GuestStore, now_s: float) -> bool:
+        """All that was counted and noted; what the store has taken is forgotten at once. False: there was no time."""
         for place, run, counts in self._pending.batches():
+            if clock.monotonic() > self._write_until_s:
+                return False
             environment = self._environment_of(place)
             if environment is None:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
@@ -259,6 +263,7 @@ class Flusher:
             if environment is not None:
                 self._at(store.add_compiled, self.run, environment, gemms, now_s=now_s)
             self._compiled = {note: None for note in self._compiled if note[2] != place}
+        return True
 
     def _environment_of(self, place: str) -> Environment | None:
         """None where there is none, said once: a device that we do not know, CUDA in a child that was forked."""
@@ -300,6 +305,16 @@ class Flusher:
         if aloud and self._told.is_new(text):
             tell(log, WARNING, "counts stay in memory reason=%s", text)
         self.complaint = text
+
+
+def _pause_s(settings: Settings) -> float:
+    return about(max(settings.flush_s, MIN_FLUSH_S))
+
+
+def _say_lost(calls: int, is_unread: bool, reason: str) -> None:
+    """is_unread: there were more, in counters that nobody has read."""
+    if calls or is_unread:
+        tell(log, WARNING, "counts were lost calls=%d%s reason=%s", calls, " and more" if is_unread else "", reason)
 
 
 def never_again(why: str) -> None:

@@ -6,6 +6,7 @@ phase, a label) is due at once, and more calls of what the store has from this p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from gemmtuned.configs import clock
@@ -13,6 +14,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 
 MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
+MOST_AT_ONCE: Final = 2_000  # written in one transaction, some 0.1 s: other programs wait for it
 STEADY: Final = 5  # flushes,
 STEADY_S: Final = 5.0  # and no longer than this where a flush is not: a beat of the session, which opens the store too
 
@@ -57,16 +59,23 @@ class Pending:
         sums[2] += s.sampled_us
         return True
 
-    def batches(self) -> list[tuple[str, str, Counts]]:
-        """(place, run, counts): all of it."""
-        kinds = dict.fromkeys((key[3], key[5]) for key in self._counts)
-        return [(*kind, {k: c for k, c in self._counts.items() if (k[3], k[5]) == kind}) for kind in kinds]
+    def batches(self) -> Iterator[tuple[str, str, Counts]]:
+        """(place, run, counts), MOST_AT_ONCE at most: all of it, piece by piece."""
+        kinds: dict[tuple[str, str], list[Key]] = {}
+        for key in self._counts:
+            kinds.setdefault((key[3], key[5]), []).append(key)
+        for (place, run), keys in kinds.items():
+            for at in range(0, len(keys), MOST_AT_ONCE):
+                yield place, run, {key: self._counts[key] for key in keys[at : at + MOST_AT_ONCE]}
 
     def forget(self, counts: Counts, *, written: bool) -> None:
         """The store has taken these, or nobody ever will."""
         if written:
             self._written.update(map(hash, counts))
-        self._counts = {key: sums for key, sums in self._counts.items() if key not in counts}
+        for key in counts:
+            del self._counts[key]
+        if not self._counts:
+            self._counts = {}  # an emptied one keeps its room
 
     def all_given(self) -> None:
         """The store has been offered all of it, and has taken it."""

@@ -10,9 +10,10 @@ Only evidence counts: a page of a dead process that was in a routed call, or tha
 left it with a fault that a broken kernel makes (an illegal address or instruction; the driver says so at the end, and
 at every launch).  A program that ends by an exception of its own, os._exit, an assertion in its own kernel or a signal
 that comes while no routed call is going on has died of something else.  Evidence is taken into the home,
-`probation/`, by the next who looks: the parent of a worker within a second, else the next start.  After DEATHS of one
-run it goes without the generation, for STEPS_S, and so does a parent that would fork the next worker.  Then a start
-tries it again, and if that dies too, the next wait is longer.  The next generation starts anew.
+`probation/`, by the next who looks: the parent of a worker within a second, of very many within some, else the next
+start.  After DEATHS of one run it goes without the generation, for STEPS_S, and so does a parent that would fork the
+next worker.  Then a start tries it again, and if that dies too, the next wait is longer.  The next generation starts
+anew.
 
 Nothing here raises: where no page can be had there is no probation.
 """
@@ -40,6 +41,7 @@ from gemmtuned.configs.real import allocate_lock
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
+_LOOK_SHARE: Final = 0.01  # of the time, for looks at others' marks: each reads all, and each of many workers looks
 STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, by how many more deaths there were
 _MARK: Final = re.compile(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
 MOST_BYTES: Final = 1 << 20  # of a page
@@ -84,6 +86,7 @@ class Probation:
         self.generation: int | None = None  # that is on trial here
         self._taken_up_s = 0.0  # Unix time
         self._routes_since_s: float | None = None  # of a clock that only grows; None while nothing was routed
+        self._look_s = 0.0  # when the marks of others may be looked at again, of that clock
         self._lock = allocate_lock()  # around every change of them
 
     def refuses(self, generation: int) -> bool:
@@ -125,22 +128,30 @@ class Probation:
         with self._lock:
             self._end()
 
-    def turn(self, now_s: float) -> None:
-        """Called now and then: TRIAL_S after its first routed call the table has proved itself. now_s: only grows."""
+    def turn(self, now_s: float) -> bool:
+        """Called now and then: TRIAL_S after its first routed call the table has proved itself. now_s: only grows.
+
+        True where it was time for a look at the marks of others, so that `refuses` may be asked as well.
+        """
         with self._lock:
             generation = self.generation
             if generation is None:
-                return
+                return False
             if self._routes_since_s is None and self._state() is not None:
                 self._routes_since_s = now_s
             proved = self._routes_since_s is not None and now_s - self._routes_since_s >= TRIAL_S
             if proved:
                 self._end()
+        if not proved and now_s < self._look_s:
+            return False
+        began_s = clock.monotonic()
         _collect(self._folder)
         for death in _deaths(self._folder) if proved else ():
             if death.generation == generation and death.run == self._run and death.began_s < self._taken_up_s:
                 with suppress(OSError):
                     death.path.unlink()
+        self._look_s = now_s + 3 * (clock.monotonic() - began_s) / _LOOK_SHARE  # `refuses` takes twice as long
+        return True
 
     def has_launched(self) -> bool:
         """Whether the table on trial has run a kernel on a GPU."""
@@ -230,18 +241,20 @@ def _until_s(died: list[_Death]) -> float | None:
 def _deaths(folder: Path) -> list[_Death]:
     """What has been taken into the folder, and pages that are evidence and wait for it."""
     found = []
+    here = pid_namespace()
     for path in (*_marks(folder), *_marks(pages_of(folder))):
         mark = _read(path)
-        if mark is not None and mark.evidence and (path.parent == folder or _is_gone(path, mark.facts)):
+        if mark is not None and mark.evidence and (path.parent == folder or _is_gone(path, mark.facts, here)):
             found.append(_Death(path, _generation(path), mark.facts["run"], _began_s(path)))
     return found
 
 
 def _collect(folder: Path) -> None:
     """Take pages of the dead into the folder, as far as they are evidence; the others go."""
+    here = pid_namespace()
     for path in _marks(pages_of(folder)):
         mark = _read(path)
-        if mark is None or not _is_gone(path, mark.facts):
+        if mark is None or not _is_gone(path, mark.facts, here):
             continue
         with suppress(OSError):
             if mark.evidence:
@@ -286,10 +299,12 @@ def _is_ours(folder: Path) -> bool:
     return facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
 
 
-def _is_gone(path: Path, facts: dict[str, Any]) -> bool:
-    """Whether the process of a mark is no more. One that lives takes its mark away after TRIAL_S of routed calls."""
-    namespace = pid_namespace()
-    if namespace is None or facts.get("namespace") != namespace:  # of another container or machine: only time tells
+def _is_gone(path: Path, facts: dict[str, Any], here: str | None) -> bool:
+    """Whether the process of a mark is no more. One that lives takes its mark away after TRIAL_S of routed calls.
+
+    here: our own namespace.
+    """
+    if here is None or facts.get("namespace") != here:  # of another container or machine: only time tells
         return clock.now_s() - _began_s(path) > 2 * TRIAL_S
     try:
         over, start = life_of(_pid(path))

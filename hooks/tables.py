@@ -155,7 +155,8 @@ class Tables:
 
         Ranks change tables together: they keep it.
         """
-        self.probation.turn(clock.monotonic())
+        if not self.probation.turn(clock.monotonic()):
+            return
         generation = self.probation.generation
         if generation is None or not self.probation.refuses(generation):
             return

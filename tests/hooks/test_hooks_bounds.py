@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hooked import Home, wait_for
+from counted_by_hand import Counted, stored
+from hooked import LINEAR, Home, wait_for
 
 from gemmtuned.configs import clock, say
+from gemmtuned.configs.sighting import Sighting
+from gemmtuned.db.guest import GuestStore
+from gemmtuned.hooks import flush, pending
 from gemmtuned.hooks.background import AFTER_ERROR_S, Background, Sleeper
 from gemmtuned.hooks.inotify import GAP_S, Events
 from gemmtuned.hooks.watch import Watcher
@@ -211,3 +217,77 @@ def test_frozen_weights_of_a_subclass_that_refuses_our_operator_are_noted_as_cha
     )
     assert done.said == 1
     assert done.ours == []
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The hook's monotonic clock, which stands unless a test moves it."""
+    now = [1000.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_end_of_a_program_reads_counters_for_half_a_second_and_says_that_there_were_more(
+    tmp_path: Path, stopped_clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """60,000 problems that were new at the end once kept a program for 18 s."""
+
+    class Endless(Counted):
+        def drain(self) -> Iterator[Sighting]:
+            for m in itertools.count(1):
+                stopped_clock[0] += 0.1
+                yield Sighting(LINEAR.with_m(m), "miss", 1)
+
+    counted = Endless(tmp_path / "home")
+    counted.flusher.stop()
+
+    assert stopped_clock[0] <= 1000.0 + flush.EXIT_S + 0.11
+    assert stored(counted) == counted.flusher.calls >= 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "counts were lost calls=0 and more reason=the end of a program waits 2 s at most"
+    ]
+
+
+def test_the_end_of_a_program_writes_for_two_seconds_and_says_what_is_lost(
+    tmp_path: Path, stopped_clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "MOST_AT_ONCE", 1)
+    add = GuestStore.add_sightings
+
+    def slow(*args: object, **options: object) -> None:
+        stopped_clock[0] += 0.9
+        add(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GuestStore, "add_sightings", slow)
+    counted = Counted(tmp_path / "home")
+    for m in range(1, 11):
+        counted.call(2, m=m)
+    counted.flusher.stop()
+
+    assert stored(counted) == 6
+    assert [record.getMessage() for record in caplog.records] == [
+        "counts were lost calls=14 reason=the end of a program waits 2 s at most"
+    ]
+
+
+def test_what_is_written_at_once_is_bounded_and_the_sums_are_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is one for all programs of a home: a transaction of 60,000 rows kept it for seconds."""
+    monkeypatch.setattr(pending, "MOST_AT_ONCE", 4)
+    sizes = []
+    add = GuestStore.add_sightings
+
+    def noted(store: GuestStore, run: str, environment: object, sightings: list[Sighting], **options: float) -> None:
+        sizes.append(len(sightings))
+        add(store, run, environment, sightings, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GuestStore, "add_sightings", noted)
+    counted = Counted(tmp_path / "home")
+    for _ in range(2):
+        for m in range(1, 11):
+            counted.call(m, m=m)
+        counted.flusher.flush()
+
+    assert sizes == 2 * [4, 4, 2]
+    assert stored(counted) == 2 * 55
