@@ -1,0 +1,125 @@
+"""torchao's own tests on a GPU with the hook off, counting, and after a tuning pass: the outcomes must be the same.
+
+    python -m benchmarks gpu_foreign                       (some ten minutes; fetches as foreign_suites does)
+    python -m benchmarks gpu_foreign --tests 200 --tune-s 60 --workers 4
+
+Its eager tests of fp8, int8 and 4-bit weights and of grouped products run three times, in the same parts side by side:
+with the hook off; counting; and with what `gemmtuned tune` found in --tune-s seconds for the problems counted.  A test
+whose outcome differs runs twice more by itself, off and routed; what then comes out the same is listed as unsteady.
+
+Exit status: 0 no difference, 1 a difference, 77 nothing could be fetched.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import foreign_suites
+import record
+import torch
+from foreign_suites import NOTHING_FETCHED, SUITES, NotFetched, Runner
+
+from gemmtuned.configs.settings import Settings
+from gemmtuned.hooks.native.build import build
+
+SUITE: Final = replace(
+    SUITES["torchao"],
+    paths=(
+        "test/float8/test_base.py", "test/quantization", "test/core",
+        "test/prototype/moe_training/test_fp8_grouped_mm.py",
+        "test/prototype/moe_training/test_tensor.py", "test/prototype/test_quantized_training.py",
+        "test/prototype/blockwise_fp8_training",
+    ),
+)  # fmt: skip
+LEFT_OUT: Final = ("compile", "chunk", "pt2e", "expected_gpu_kernel_fbgemm", "ddp", "fsdp")  # minutes, or GiB, in each
+
+
+def in_parts(runners: list[Runner], how: str, names: list[str]) -> dict[str, str]:
+    """Outcome of each test; every runner has its part, and all run at once."""
+    with ThreadPoolExecutor(len(runners)) as pool:
+        parts = pool.map(
+            lambda part: (
+                part[1].outcomes(how, names[part[0] :: len(runners)]) if names[part[0] :: len(runners)] else {}
+            ),
+            enumerate(runners),
+        )
+        return {name: outcome for part in parts for name, outcome in part.items()}
+
+
+def tune(runner: Runner, seconds: float) -> str:
+    """Tune what was counted, for so long; its last line."""
+    command = [sys.executable, "-P", "-m", "gemmtuned", "tune"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=runner.environment("routed"), **pipes) as process:  # type: ignore[call-overload]
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate()
+    return str((said.strip().splitlines() or [""])[-1])
+
+
+def main() -> int:
+    parser = record.arguments(__doc__)
+    parser.add_argument("--tests", type=int, default=800, help="about how many")
+    parser.add_argument("--tune-s", type=float, default=180, help="seconds of tuning between the passes")
+    parser.add_argument("--workers", type=int, default=6, help="tests that run at once")
+    parser.add_argument("--folder", type=Path, default=foreign_suites.FOLDER, help="for what is fetched")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU: nothing was run")
+        return NOTHING_FETCHED
+    folder, cache = args.folder.resolve(), Settings.from_env().cache
+    build(cache)
+    home = folder / "home" / "gpu"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    try:
+        root = foreign_suites.fetch("torchao", SUITE, folder)
+    except NotFetched as err:
+        print(f"torchao: skipped, {err}")
+        return NOTHING_FETCHED
+    runners = [Runner(_part(folder, i), root, home, cache) for i in range(args.workers)]
+    every = [name for name in runners[0].names(SUITE) if not any(word in name.lower() for word in LEFT_OUT)]
+    names = every[:: max(1, len(every) // max(1, args.tests))]
+    print(f"{len(names)} of {len(every)} tests", flush=True)
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "sdist": SUITE.sdist, "tests": len(names)}
+    outcomes: dict[str, dict[str, str]] = {}
+    for how in ("off", "counting", "routed"):
+        if how == "routed":
+            found["tuned"] = tune(runners[0], args.tune_s)
+            print(found["tuned"], flush=True)
+            before = foreign_suites._calls(home)
+        outcomes[how] = in_parts(runners, how, names)
+        found[how] = foreign_suites.kinds(outcomes[how].values())
+        print(how, found[how], flush=True)
+    after = foreign_suites._calls(home)
+    found["calls_routed"] = {outcome: calls - before.get(outcome, 0) for outcome, calls in after.items()}
+    seen = set().union(*outcomes.values())
+    differ = sorted(n for n in seen if len({outcomes[how].get(n) for how in outcomes}) > 1)
+    found["differences"], found["unsteady"] = foreign_suites.again(runners[0], names, differ, outcomes)
+    failed = [outcome for outcome in outcomes["off"].values() if outcome.startswith("failed")]
+    found["why_they_fail"] = {why: failed.count(why) for why in sorted(set(failed))}
+    print(f"calls {found['calls_routed']}, differences {found['differences']}, unsteady {found['unsteady']}")
+    record.save(f"gpu_foreign-{record.facts()['date'][:10]}", found, args.out)
+    return 1 if found["differences"] else 0
+
+
+def _part(folder: Path, number: int) -> Path:
+    """A folder for the reports of one runner, with the packages that all share."""
+    part = folder / "parts" / str(number)
+    part.mkdir(parents=True, exist_ok=True)
+    if not (part / "site").exists():
+        (part / "site").symlink_to(folder / "site")
+    return part
+
+
+if __name__ == "__main__":
+    sys.exit(main())
