@@ -91,6 +91,7 @@ def main() -> int:
     names = every[:: max(1, len(every) // max(1, args.tests))]
     print(f"{len(names)} of {len(every)} tests", flush=True)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "sdist": SUITE.sdist, "tests": len(names)}
+    name_of_file = f"gpu_foreign-{record.facts()['date'][:10]}"
     outcomes: dict[str, dict[str, str]] = {}
     for how in ("off", "counting", "routed"):
         if how == "routed":
@@ -100,6 +101,7 @@ def main() -> int:
         outcomes[how] = in_parts(runners, how, names)
         found[how] = foreign_suites.kinds(outcomes[how].values())
         print(how, found[how], flush=True)
+        record.save(name_of_file, found, args.out)  # as far as it is known, should this be cut off
     after = foreign_suites._calls(home)
     found["calls_routed"] = {outcome: calls - before.get(outcome, 0) for outcome, calls in after.items()}
     seen = set().union(*outcomes.values())
@@ -108,7 +110,7 @@ def main() -> int:
     failed = [outcome for outcome in outcomes["off"].values() if outcome.startswith("failed")]
     found["why_they_fail"] = {why: failed.count(why) for why in sorted(set(failed))}
     print(f"calls {found['calls_routed']}, differences {found['differences']}, unsteady {found['unsteady']}")
-    record.save(f"gpu_foreign-{record.facts()['date'][:10]}", found, args.out)
+    record.save(name_of_file, found, args.out)
     return 1 if found["differences"] else 0
 
 
