@@ -101,7 +101,7 @@ def run(
         launch = ptx_cuda.Launch((wide * cluster, high), 32 * how.warps, shared, cluster)
         scales = s if s is not None else torch.zeros(1)
         arguments = [given, chosen, weights, w.view(torch.uint8), scales, bias, to, pairs, ld]
-        ptx_cuda.run(nvrtc.ptx(text, moe.TARGET), launch, arguments, kind=Warps, **turns)
+        ptx_cuda.run(ptx_cuda.compiled(text, moe.TARGET), launch, arguments, kind=Warps, **turns)
     exact_h = torch.zeros(pairs, layer.inter, dtype=torch.float64)
     exact_y = torch.zeros(tokens, layer.width, dtype=torch.float64)
     for pair in range(pairs):
@@ -242,7 +242,7 @@ def test_nan_of_a_weight_is_nan_of_its_result() -> None:
         moe.grid(layer, 2, SMALL, 2, 3), 32 * SMALL.warps, moe.shared_bytes(layer, 2, SMALL, 2 * layer.topk), 1
     )  # fmt: skip
     arguments = [h, ids, weights, w.view(torch.uint8), torch.ones(2), torch.zeros(1), y, 2, layer.width]
-    ptx_cuda.run(nvrtc.ptx(text, moe.TARGET), launch, arguments, kind=Warps)
+    ptx_cuda.run(ptx_cuda.compiled(text, moe.TARGET), launch, arguments, kind=Warps)
     assert y[1, 5].isnan()
     y[1, 5] = layer.inter
     assert (y == layer.inter).all()
@@ -312,7 +312,7 @@ def test_a_problems_inputs_give_the_familys_exact_result(text: str) -> None:
             )  # fmt: skip
             w, scale = inputs[f"w{stage}"].view(torch.uint8), inputs[f"scale{stage}"]
             arguments = [given, ids, gates, w, scale, torch.zeros(1), to, ids.numel(), layer.width]
-            ptx_cuda.run(nvrtc.ptx(source, moe.TARGET), launch, arguments, kind=Warps)
+            ptx_cuda.run(ptx_cuda.compiled(source, moe.TARGET), launch, arguments, kind=Warps)
         sample = MOE.sample(problem, seed=1, device=torch.device("cpu"))
         exact = MOE.reference(problem, inputs, sample)
         if kind == "integers":

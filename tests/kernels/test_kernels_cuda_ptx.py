@@ -49,7 +49,7 @@ def run(
     source = one.source()
     assert change[0] in source
 
-    text = nvrtc.ptx(source.replace(*change), one_shot.KERNEL.target)
+    text = ptx_cuda.compiled(source.replace(*change), one_shot.KERNEL.target)
     how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
     ptx_cuda.run(text, how, values, **turns)
 

@@ -58,6 +58,14 @@ def _number(operand: str) -> int:
 
 
 @cache
+def _read(kind: str) -> tuple[Any, Any]:
+    """What the bits of a register are cut to and then read as, for a type; None for what they are."""
+    size = _size(kind)
+    seen = {"f32": np.float32, "s16": np.int16, "s32": np.int32, "s64": np.int64}.get(kind)
+    return None if size == 8 else _UNSIGNED[size], seen
+
+
+@cache
 def _size(kind: str) -> int:
     """Bytes."""
     return int(re.sub(r"\D+", "", kind)) // 8
@@ -269,6 +277,8 @@ class Program:
         self._closed = np.zeros(threads, np.int64)  # groups of copies
         self._by = np.full(len(self.shared), -1, np.int32)  # threads whose copies have come since the last barrier
         self._unseen = np.zeros(len(self.shared), np.uint32)  # which warps may not read yet what was stored or has come
+        self._everyone = np.ones(threads, bool)
+        self._methods: dict[str, Callable[..., None]] = {}  # methods by operations
         lanes = np.arange(threads, dtype=np.uint64)
         turn = np.arange(threads) // (turns or threads)
         self._turn = (turn.max() - turn if last_first else turn) * _TURN
@@ -337,7 +347,7 @@ class Program:
 
     def _abreast(self, place: Array) -> None:
         """All threads from a step that they are all at, as long as they stay together and none has to wait or ends."""
-        everyone = np.ones(self._threads, bool)
+        everyone = self._everyone
         here = int(place[0])
         for _ in range(_MOST):
             if here >= _ENDED or self._code.steps[here][1][0] in (*_WAITING, "ret"):
@@ -356,10 +366,13 @@ class Program:
         place[:] = here
 
     def _step(self, operation: Any) -> Callable[..., None]:
-        step = getattr(self, "_" + operation[0], None)
+        step = self._methods.get(operation[0])
         if step is None:
-            raise Wrong(f"{'.'.join(operation)}: not written")
-        return step  # type: ignore[no-any-return]
+            step = getattr(self, "_" + operation[0], None)
+            if step is None:
+                raise Wrong(f"{'.'.join(operation)}: not written")
+            self._methods[operation[0]] = step
+        return step
 
     def _together(self, operation: Any) -> int | None:
         """Threads beside each other that take it as one; 0 for all; None where each may on its own."""
@@ -420,30 +433,32 @@ class Program:
         bits = self._bits(operand)
         if kind == "pred":
             return bits != 0
-        size = _size(kind)
-        raw = bits if size == 8 else bits.astype(_UNSIGNED[size])  # the lower ones
+        narrow, seen = _read(kind)
+        raw = bits if narrow is None else bits.astype(narrow)  # the lower ones
         if kind == "bf16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         if kind == "f16":
             return raw.view(np.float16).astype(np.float32)
-        return raw.view(
-            {"f32": np.float32, "s16": np.int16, "s32": np.int32, "s64": np.int64}.get(kind, _UNSIGNED[size])
-        )
+        return raw if seen is None else raw.view(seen)
 
     def _set(self, name: str, value: Array, mask: Array, kind: str = "u64") -> None:
         if name == "_":
             return
         if kind == "pred":
-            bits = value.astype(np.uint64)
+            bits = value
         elif kind == "bf16":
             bits = torch.from_numpy(value.astype(np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint16)
         elif kind == "f16":
-            bits = value.astype(np.float16).view(np.uint16)
+            bits = value.astype(np.float16, copy=False).view(np.uint16)
         elif kind == "f32":
-            bits = value.astype(np.float32).view(np.uint32)
+            bits = value.astype(np.float32, copy=False).view(np.uint32)
         else:
-            bits = value.astype(np.int64).view(np.uint64) if value.dtype.kind == "i" else value
-            bits = bits.astype(_UNSIGNED[int(kind[1:]) // 8])  # the lower ones
+            bits = value.astype(np.int64, copy=False).view(np.uint64) if value.dtype.kind == "i" else value
+            narrow, _ = _read(kind)
+            bits = bits if narrow is None else bits.astype(narrow, copy=False)  # the lower ones
+        if mask is self._everyone:
+            self._registers[name] = bits.astype(np.uint64)
+            return
         before = self._registers.get(name)
         self._registers[name] = np.where(mask, bits.astype(np.uint64), _UNWRITTEN if before is None else before)
 
@@ -746,8 +761,13 @@ class Program:
             bits = self._get(name, "b32")
             if of == "s8":
                 return [self._by_lane((bits >> 8 * j).astype(np.uint8).view(np.int8)) for j in range(4)]
-            self._registers["$low"], self._registers["$high"] = bits.astype(np.uint64), (bits >> 16).astype(np.uint64)
-            return [self._by_lane(self._get("$low", of)), self._by_lane(self._get("$high", of))]
+            if of == "bf16":
+                pair = [(bits << np.uint32(16)).view(np.float32), (bits & np.uint32(0xFFFF0000)).view(np.float32)]
+            elif of == "f16":
+                pair = [bits.view(np.float16)[i::2].astype(np.float32) for i in (0, 1)]
+            else:
+                raise Wrong(f"{'.'.join(operation)}: not written")
+            return [self._by_lane(half) for half in pair]
 
         for i, name in enumerate(a):
             for j, half in enumerate(halves(name)):

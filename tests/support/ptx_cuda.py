@@ -13,11 +13,14 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from ptx import RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
+
+from gemmtuned.kernels.cuda import nvrtc
 
 _SWIZZLE_128 = 1  # in the upper two bits of a descriptor
 _POISON = {1: np.uint8(0xFF), 2: np.uint16(0xFFFF)}  # by bytes: NaN in all types of so many
@@ -48,7 +51,7 @@ def run(
 
     kind: what knows the instructions, WarpGroups where it is None.
     """
-    code = Code(text)
+    code = _code(text)
     _check_launch(code, how)
     memory = Memory()
     values = [memory.add(one) if isinstance(one, torch.Tensor) else one for one in arguments]
@@ -62,6 +65,10 @@ def run(
             program.place(**{"%nctaid.x": how.grid[0], "%nctaid.y": how.grid[1], "%nctaid.z": 1})
             cluster.append(program)
         run_together(cluster[::-1] if last_first else cluster)
+
+
+compiled = lru_cache(8)(nvrtc.ptx)  # a source may run on other operands, too
+_code = lru_cache(8)(Code)
 
 
 def _check_launch(code: Code, how: Launch) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from gemmtuned.configs.launch_values import arguments_of, grid_of, holds
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 
 OUT = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -101,7 +100,7 @@ def run(
     assert change[0] in source
 
     how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
-    text = nvrtc.ptx(source.replace(*change), kernel.target)
+    text = ptx_cuda.compiled(source.replace(*change), kernel.target)
     ptx_cuda.run(text, how, values, **turns)
 
     return y, exact.to(OUT[one.out])

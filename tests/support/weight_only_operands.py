@@ -11,7 +11,6 @@ from ptx_warps import Warps
 
 from gemmtuned.configs.launch_values import arguments_of, grid_of, holds
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda.weight_only import KERNEL, WeightOnly
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -83,7 +82,7 @@ def launched(
     source = one.source()
     assert change[0] in source
     how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
-    ptx_cuda.run(nvrtc.ptx(source.replace(*change), KERNEL.target), how, values, kind=Warps, **turns)
+    ptx_cuda.run(ptx_cuda.compiled(source.replace(*change), KERNEL.target), how, values, kind=Warps, **turns)
 
 
 def problem(m: int, n: int, k: int, **columns: Any) -> Problem:
