@@ -22,7 +22,10 @@ def int_product(x: Tensor, w: Tensor) -> Tensor:
         return torch._int_mm(plain_rows(x), plain_rows(w).t())
     if x.device.type == "cpu" or k % 8 or n % 8:
         return (x.double() @ w.double().t()).to(torch.int32)
-    rows = x if m >= _INT_MM_ROWS else F.pad(x, (0, 0, 0, _INT_MM_ROWS - m))
+    if torch.compiler.is_exporting():  # for sizes that are not known: no condition may come of them
+        rows = F.pad(x, (0, 0, 0, torch.sym_max(_INT_MM_ROWS - m, 0)))  # type: ignore[no-untyped-call]
+    else:
+        rows = x if m >= _INT_MM_ROWS else F.pad(x, (0, 0, 0, _INT_MM_ROWS - m))
     return torch._int_mm(plain_rows(rows), plain_rows(w).t())[:m]
 
 

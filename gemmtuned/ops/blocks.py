@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.scaled_by_torch import block_product, needs_copies
-from gemmtuned.ops.plain import PLAIN, nobody_looks_on
+from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on
 
 MOST_ROWS: Final = 256  # of X that kernels of ours take: with more, torch's own product is served by itself
 _OUTPUTS: Final = (torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ def block_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.
 def _is_served(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.dtype) -> bool:
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
     m, k = x.shape
-    if not x.is_cuda or not activate.is_active() or not 0 < m <= MOST_ROWS or not w.numel():
+    if not x.is_cuda or not activate.is_active() or not m or not w.numel() or not has_few_rows(m, MOST_ROWS):
         return False
     if not needs_copies(of_x, k):
         return False

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.integers import scaled_int_product, scaled_int_product_into
+from gemmtuned.ops.plain import has_few_rows
 
 MOST_ROWS: Final = 256  # of X that kernels of ours take
 _LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -38,12 +39,12 @@ torch.library.register_fake("gemmtuned::int8_scaled_mm", _nothing, lib=_LIBRARY)
 def int8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """(x * of_x) @ (w * of_w).T + bias in dtype, of x [M, K] and w [N, K]; scales of fp32, one number or one a row."""
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (of_x, of_w, bias))
-    fused = torch.compiler.is_compiling() and not (activate.is_active() and x.shape[0] <= MOST_ROWS)
+    fused = torch.compiler.is_compiling() and not (activate.is_active() and has_few_rows(x.shape[0], MOST_ROWS))
     if wanted or fused or x.device.type not in ("cpu", "cuda") or not min(*x.shape, w.shape[0]):
         return scaled_int_product(x, w, of_x, of_w, bias, dtype)
     m, n = x.shape[0], w.shape[0]
     y = x.new_empty(m, n, dtype=dtype)
-    if of_x.numel() == of_w.numel() == 1:
+    if of_x.numel() == 1 and of_w.numel() == 1:
         of_x, of_w = of_x.reshape(1), of_w.reshape(1)
     else:  # one kind of scales for both: a kernel of rows serves a mixture, too
         of_x = of_x.reshape(-1, 1).expand(m, 1).contiguous()

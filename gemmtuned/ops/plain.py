@@ -54,6 +54,35 @@ def _only_places() -> bool:
     return not count or all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in range(count))
 
 
+def has_few_rows(rows: int, most: int) -> bool:
+    """Whether a product has at most so many rows, as far as that may be asked.
+
+    The answer becomes a condition of compiled code.  A program that has said for which sizes its code is (torch.export,
+    torch._dynamo.mark_dynamic with bounds) would fail by it: there only a size that is known at once counts, and in
+    exported code, which runs without us, none.
+    """
+    if not torch.compiler.is_compiling():
+        return rows <= most
+    if torch.compiler.is_exporting():
+        return False
+    if not _has_bounds():
+        return rows <= most
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # brings sympy, which a compiler has loaded
+
+    return statically_known_true(rows <= most)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_bounds() -> bool:
+    """Whether the program has set bounds for a size of what is being compiled."""
+    context = torch._guards.TracingContext.try_get()
+    shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    said = (
+        getattr(fake.symbolic_context, "constraint_sizes", None) for fake in getattr(shapes, "tracked_fakes", ()) or ()
+    )
+    return any(hasattr(one, "vr") for sizes in said for one in sizes or ())
+
+
 def describe(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> Problem:
     """The problem of F.linear(x, w, bias) as the CPU kernel will see it. Raises ProblemError for what is none."""
     if torch._C._get_tracing_state() or torch._C._functorch.maybe_current_level() is not None:

@@ -56,7 +56,7 @@ def gemm_a8w8(
     bias = bias_of(op, bias, WQ, dtype)
     if XQ.dtype == torch.int8:
         return int8_linear(XQ, WQ, of_x, of_w, bias, dtype)
-    kind = "tensor" if of_x.numel() == of_w.numel() == 1 else "row"
+    kind = "tensor" if of_x.numel() == 1 and of_w.numel() == 1 else "row"
     if not torch_takes(XQ, WQ, dtype, kind) or wants_derivatives(of_x, of_w, bias):
         return _by_values(XQ, WQ, of_x.reshape(-1, 1), of_w.reshape(-1, 1), bias, dtype)
     if kind == "row":

@@ -6,6 +6,7 @@ the hook.  It writes into `out` and has no gradient.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.mixture import dequantised
-from gemmtuned.ops.plain import PLAIN, nobody_looks_on
+from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on
 
 MOST_ROWS: Final = 16  # of X that kernels of ours take: with more, torch's own product is served by itself
 _LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -57,7 +58,9 @@ def weight_only_linear(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None
 
 def _is_served(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> bool:
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
-    if not x.is_cuda or not activate.is_active() or not 0 < x.shape[:-1].numel() <= MOST_ROWS or not w.numel():
+    if not x.is_cuda or not activate.is_active() or not x.numel() or not w.numel():
+        return False
+    if not has_few_rows(prod(x.shape[:-1]), MOST_ROWS):  # torch.Size.numel() asks a compiler for a constant
         return False
     given = [t for t in (x, w, scales, bias) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
