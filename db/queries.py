@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.hint import plain_case
+from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import LIVE_STATES, Device, Solution
@@ -283,7 +284,7 @@ def devices(path: Path) -> dict[str, Device]:
 def frame(path: Path, view: str) -> pd.DataFrame:
     """A promised view as a pandas DataFrame. Raises SettingError for a name that is none."""
     if view not in VIEWS:
-        raise SettingError(f"{view!r} is not a view, expected one of {', '.join(VIEWS)}")
+        raise SettingError(f"{view!r} is not a view, expected one of {', '.join(VIEWS)}{did_you_mean(view, VIEWS)}")
     import pandas as pd
 
     conn = open_to_read(path)

@@ -190,13 +190,15 @@ def layers(model: torch.nn.Module, since_s: float = 7 * 86_400.0, run: str | Non
 
     since_s: how many seconds back traffic counts.  run: of programs of this label alone; else of all that called such
     sizes.  Linear layers of one size share a row, as they share their problems.  Shows as a table when printed, and in
-    notebooks.  Raises GemmtunedError when there is no database, or no such label.
+    notebooks.  Raises GemmtunedError when there is no database, or no such label; TypeError for what is no module.
     """
     from gemmtuned.configs.settings import Settings
     from gemmtuned.db.of_runs import called_by
     from gemmtuned.db.queries import served
+    from gemmtuned.reports.ask import seconds_back
     from gemmtuned.reports.of_model import of_model
 
+    seconds_back(since_s)
     database = Settings.from_env().db
     if run is not None:
         called_by(database, run)  # a label that there is not is an error, not an empty table

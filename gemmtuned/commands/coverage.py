@@ -66,6 +66,8 @@ def coverage(
     of_fleet.refuse_url(url)
     if by == "host":
         raise typer.BadParameter("--by host is for --fleet")
+    if by == "layer" and weight != "time":
+        raise typer.BadParameter(f"--weight {weight} is not for --by layer, which weighs by time")
     _end(_of_this_host(by, weight, since, limit, run, as_json=as_json), fail_under)
 
 

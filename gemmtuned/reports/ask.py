@@ -29,6 +29,7 @@ from gemmtuned.reports.why import why_nothing, why_off
 from gemmtuned.reports.without import without_notes
 
 BY: Final = (*by_share.GROUPS, "layer")
+LONGEST_S: Final = 3e9  # 95 years
 GAINS_BY: Final = ("solution", "layer")
 
 
@@ -42,6 +43,9 @@ def coverage(
     """
     _known("by", by, BY)
     _known("weight", weight, by_share.WEIGHTS)
+    seconds_back(since_s)
+    if by == "layer" and weight != "time":
+        raise SettingError(f"weight {weight!r}: layers are weighed by their time alone")
     if run is not None:
         called_by(here.db, run)  # a label that there is not is an error, not an empty table
     apart = phases(here.db, since_s=since_s)
@@ -84,6 +88,8 @@ def gains(
     it does not know, StoreError when the database cannot be read.
     """
     _known("by", by, GAINS_BY)
+    if not isinstance(limit, int) or limit < 0:
+        raise SettingError(f"limit: {limit!r} is not a number of rows: 0 for all")
     rows = queries.solutions(here.db, live=False)
     if run is not None:
         wanted = filed_for(called_by(here.db, run))
@@ -93,6 +99,12 @@ def gains(
         answer = grouped.gains([row for row in rows if row["state"] in LIVE_STATES], answer, limit=limit)
     said = ["calls and time saved are those of all programs"] if run is not None and rows else []
     return of_database(replace(answer, notes=[*answer.notes, *said, *without_notes(here.home)]), here)
+
+
+def seconds_back(since_s: float) -> None:
+    """Raise SettingError where this is no number of seconds that traffic can be looked at back."""
+    if not isinstance(since_s, int | float) or not 0 < since_s < LONGEST_S:
+        raise SettingError(f"since_s: {since_s!r} is not a number of seconds above 0 (a week is 604800)")
 
 
 def _known(name: str, word: str, words: Sequence[str]) -> None:

@@ -28,10 +28,10 @@ class Answer(Sequence[dict[str, Any]]):
         return len(self._rows)
 
     def frame(self) -> pd.DataFrame:
-        """Every column of the rows as a pandas DataFrame; only this imports pandas."""
+        """Every column of the rows as a pandas DataFrame, of none those that are shown; only this imports pandas."""
         import pandas as pd
 
-        return pd.DataFrame(self._rows)
+        return pd.DataFrame(self._rows or None, columns=None if self._rows else [c.key for c in self._table.columns])
 
     def __str__(self) -> str:
         heads, *lines = cells = list(self._cells())

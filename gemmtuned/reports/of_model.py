@@ -85,11 +85,14 @@ class ModelLayers(Sequence[dict[str, Any]]):
 
 
 def of_model(model: torch.nn.Module, served: Iterable[Mapping[str, Any]]) -> ModelLayers:
-    """served: of db.queries.served. A module belongs to the row whose N and K its weight has."""
+    """served: of db.queries.served. A module belongs to the row whose N and K its weight has. Raises TypeError."""
+    if not hasattr(model, "named_modules"):
+        raise TypeError(f"layers: expected a torch.nn.Module, got {type(model).__name__}")
     modules: dict[tuple[int, int], list[str]] = {}
     for name, module in model.named_modules():
         for size, weight in _weights(module):
-            modules.setdefault(size, []).append(".".join(part for part in (name, weight) if part))
+            named = ".".join(part for part in (name, weight) if part) or type(module).__name__  # the model is a layer
+            modules.setdefault(size, []).append(named)
     rows = [row for row in layers(served) if (row["n"], row["k"]) in modules]
     for row in rows:
         row["modules"] = modules[row["n"], row["k"]]

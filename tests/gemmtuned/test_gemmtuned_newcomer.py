@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,34 @@ def test_python_names_the_words_that_it_knows(home: Path) -> None:
     for ask in asked:
         with pytest.raises(GemmtunedError, match="no program called 'nobody' was counted; there are: serve, train"):
             ask(run="nobody")
+
+
+def test_python_refuses_what_it_cannot_answer_by_its_name(home: Path) -> None:
+    model = torch.nn.Linear(512, 64)
+    for since_s in ("7d", -5, 0, float("nan"), float("inf"), None):
+        for ask in (gemmtuned.coverage, partial(gemmtuned.layers, model)):
+            with pytest.raises(GemmtunedError, match=r"since_s: .* is not a number of seconds above 0"):
+                ask(since_s=since_s)
+    with pytest.raises(GemmtunedError, match="limit: -1 is not a number of rows"):
+        gemmtuned.gains(limit=-1)
+    with pytest.raises(GemmtunedError, match="layers are weighed by their time alone"):
+        gemmtuned.coverage(by="layer", weight="flops")
+    assert "--weight flops is not for --by layer" in call("coverage", "--by", "layer", "--weight", "flops").stderr
+    with pytest.raises(GemmtunedError, match=r"Did you mean coverage\?"):
+        gemmtuned.frame("Coverag")
+    nothing: Any = "abc"
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got str"):
+        gemmtuned.layers(nothing)
+
+
+def test_a_model_that_is_a_layer_has_a_name(home: Path) -> None:
+    assert [row["modules"] for row in gemmtuned.layers(torch.nn.Linear(512, 64))] == [["Linear"]]
+    assert gemmtuned.layers(torch.nn.Linear(3, 2)).unseen == ("Linear",)
+
+
+def test_an_empty_answer_is_a_frame_with_columns(home: Path) -> None:
+    frame = gemmtuned.gains(run="train").frame()
+    assert len(frame) == 0 and {"problem", "speedup", "saved_us"} <= set(frame.columns)
 
 
 def compared(others: float, rounds: int = 5, **more: Any) -> tuple[str, str]:
