@@ -78,6 +78,12 @@ def family_code(family: str) -> int:
     return OTHERS_FROM + _others.index(family)
 
 
+def after_fork() -> None:
+    """In a forked child: whoever held the lock is not here."""
+    global _new_family
+    _new_family = allocate_lock()
+
+
 def _family_of(code: int) -> str:
     return FAMILIES[code] if code < OTHERS_FROM else _others[code - OTHERS_FROM]
 

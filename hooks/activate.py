@@ -10,13 +10,14 @@ import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from gemmtuned.configs import key
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
-from gemmtuned.hooks import imports, phase, ranks, watch
+from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up
 
@@ -254,6 +255,8 @@ def _after_fork() -> None:
     say_after_fork()
     watch.after_fork()
     phase.after_fork()
+    dispatch.after_fork()
+    key.after_fork()
     if _hook is not None:
         try:
             _hook.after_fork(paused=paused is not None and paused.flusher is not None)

@@ -118,10 +118,17 @@ def ident_of(solution: Solution, packed: bytes | None = None) -> int:
     ident = _idents.get(key)
     if ident is None:
         with _new_ident:
-            ident = _idents.setdefault(key, len(_solutions))
-            if ident == len(_solutions):
-                _solutions.append(packed if packed is not None else pack(solution))
+            ident = _idents.get(key)
+            if ident is None:
+                _solutions.append(packed if packed is not None else pack(solution))  # first: a fork may be between
+                ident = _idents[key] = len(_solutions) - 1
     return ident
+
+
+def after_fork() -> None:
+    """In a forked child: whoever held the lock is not here."""
+    global _new_ident
+    _new_ident = allocate_lock()
 
 
 def solution_of(ident: int) -> Solution:

@@ -32,14 +32,13 @@ from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import about, in_slices
-from gemmtuned.hooks.pending import MAX_PENDING, Pending, sightings
+from gemmtuned.hooks.pending import MAX_PENDING, Notes, Pending, sightings
 
 if TYPE_CHECKING:
     from gemmtuned.db.guest import GuestStore
 
 log = logging.getLogger("gemmtuned.hooks")
 WARNING: Final = logging.WARNING
-MAX_COMPILED: Final = 4096  # distinct GEMMs inside kernels of torch.compile, kept while the store is out of reach
 BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried again next time
 BUSY_TOLD_S: Final = 10.0  # a store locked for as long as this is worth a line
 BEAT_S: Final = 5.0
@@ -49,7 +48,8 @@ EXIT_BUSY_S: Final = (
     2.0  # or by then when other programs hold the store or there is much to write: it is worth a second
 )
 _LATE: Final = f"the end of a program waits {EXIT_BUSY_S:g} s at most"
-FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database
+FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database;
+STUCK_S: Final = 0.05  # the next one, where the same flush still goes on: the disk, or its server, does not answer
 
 T = TypeVar("T")
 _no_store = ""  # why this process, and all that it forks, must never touch SQLite
@@ -79,21 +79,20 @@ class Flusher:
         self.run = settings.run  # the label that all is counted under
         self._tick, self._keep, self._take_compiled = tick, keep, compiled
         self._store: GuestStore | None = None
-        self._pending = Pending(settings.flush_s)
+        self._pending, self._compiled = Pending(settings.flush_s), Notes()
         self._quarantine: list[tuple[Solution, str, str]] = []
-        self._compiled: dict[tuple[Problem, str, str], None] = {}
         self._aside: list[Sighting] = []  # of phases that have ended since the last flush
         self._crowd = Crowd()
         self._draining = allocate_lock()  # around a drain and the change of the phase
+        self.hurried = False  # a thread of the program's waits for the end of the drain that goes on
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
         self._due_s = clock.monotonic() + _pause_s(settings)
         self._has_session = False  # our row is in the store
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
-        self.calls = 0
-        self.dropped = 0
-        self._pausing = False
+        self.calls = self.dropped = 0
         self._write_until_s = math.inf  # of the last flush, of clock.monotonic()
-        self._is_unread = False  # it did not come to the end of the counters
+        # a fork waits for a flush; one has waited in vain and it goes on still; the last came to no end of the counters
+        self._pausing = self._is_stuck = self._is_unread = False
         self.in_store = False  # a flush is inside SQLite, not waiting for an import
         self._told = Once()
         self.complaint = _no_store  # why the store does not take our counts; empty when it does
@@ -155,6 +154,7 @@ class Flusher:
 
     def between_phases(self, change: Callable[[], None]) -> None:
         """Make `change`, by which another phase begins; what was counted until now belongs to the one before."""
+        self.hurried = True
         with self._draining:
             try:
                 if len(self._aside) < MAX_PENDING:  # else nobody flushes: it goes with what comes
@@ -178,11 +178,13 @@ class Flusher:
         """
         self._pausing = True
         try:
-            until_s, looks = clock.monotonic() + timeout_s, 0
+            until_s, looks = clock.monotonic() + (STUCK_S if self._is_stuck else timeout_s), 0
             while not self._lock.acquire(timeout=0.01):
                 looks = 0 if self.in_store else looks + 1
-                if clock.monotonic() >= until_s or (for_fork and looks > 10):
+                self._is_stuck = clock.monotonic() >= until_s
+                if self._is_stuck or (for_fork and looks > 10):
                     return False
+            self._is_stuck = False
             return True
         finally:
             self._pausing = False
@@ -206,14 +208,13 @@ class Flusher:
                 self.dropped += sum(s.calls for s in self._drained())
                 return True
             until_s = clock.monotonic() + (EXIT_S if last else math.inf)
-            for s in self._drained() if last else in_slices(self._drained()):
+            self.hurried = last
+            for s in in_slices(self._drained(), lambda: self.hurried):
                 self._remember(s)
                 self._is_unread = clock.monotonic() > until_s
                 if self._is_unread:
                     break
-        for note in self._take_compiled():
-            if len(self._compiled) < MAX_COMPILED:
-                self._compiled[note] = None
+        self._compiled.add(self._take_compiled())
         if not self._keep:
             self._compiled.clear()
             if not self._quarantine:
@@ -257,12 +258,11 @@ class Flusher:
                 self._at(store.add_sightings, run, environment, sightings(counts), now_s=now_s)
             self._pending.forget(counts, written=environment is not None)
         self._pending.all_given()
-        for place in {note[2] for note in self._compiled}:
-            gemms = [note[:2] for note in self._compiled if note[2] == place]
+        for place, gemms in self._compiled.by_place():
             environment = self._environment_of(place)
             if environment is not None:
                 self._at(store.add_compiled, self.run, environment, gemms, now_s=now_s)
-            self._compiled = {note: None for note in self._compiled if note[2] != place}
+            self._compiled.forget(place)
         return True
 
     def _environment_of(self, place: str) -> Environment | None:

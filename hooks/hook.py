@@ -200,6 +200,7 @@ class Hook:
         nothing_counted = self.native is None or self.native.at_first_count(None)
         if self._parts is None and nothing_counted:  # a forked child, or one that never began
             return
+        self.flusher.hurried = True
         self.background.end(EXIT_S)
         self.account.report_failures(self.flusher)
         self.account.report_fault(self.flusher)

@@ -9,7 +9,7 @@ kept of each of thousands of items is to be of a kind that it does not count (co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import SystemRandom
 from typing import Final, TypeVar
 
@@ -28,12 +28,12 @@ def about(seconds: float) -> float:
     return seconds * _chance.uniform(0.8, 1.2)
 
 
-def in_slices(items: Iterable[Item]) -> Iterator[Item]:
-    """The items as they are, with a pause after every SLICE_S of the consumer's work."""
+def in_slices(items: Iterable[Item], hurried: Callable[[], bool] = bool) -> Iterator[Item]:
+    """The items as they are, with a pause after every SLICE_S of the consumer's work; none while `hurried` says so."""
     until = clock.monotonic() + SLICE_S
     for item in items:
         yield item
-        if clock.monotonic() > until:
+        if clock.monotonic() > until and not hurried():
             sleep(PAUSE_S)
             until = clock.monotonic() + SLICE_S
 

@@ -6,7 +6,7 @@ phase, a label) is due at once, and more calls of what the store has from this p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gemmtuned.configs import clock
@@ -15,6 +15,7 @@ from gemmtuned.configs.sighting import Sighting
 
 MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
 MOST_AT_ONCE: Final = 2_000  # written in one transaction, some 0.1 s: other programs wait for it
+MAX_COMPILED: Final = 4096  # distinct GEMMs inside kernels of torch.compile, kept while the store is out of reach
 STEADY: Final = 5  # flushes,
 STEADY_S: Final = 5.0  # and no longer than this where a flush is not: a beat of the session, which opens the store too
 
@@ -83,6 +84,35 @@ class Pending:
         self._due_s = clock.monotonic() + self._wait_s
         if len(self._written) > MAX_PENDING:
             self._written.clear()
+
+
+class Notes:
+    """GEMMs that torch.compile has made kernels of, (problem, kernel, place), until the store has them."""
+
+    def __init__(self) -> None:
+        self._notes: dict[tuple[Problem, str, str], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def add(self, notes: Iterable[tuple[Problem, str, str]]) -> None:
+        """Keep these, as far as there is room."""
+        for note in notes:
+            if len(self._notes) < MAX_COMPILED:
+                self._notes[note] = None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._notes.clear()
+
+    def by_place(self) -> list[tuple[str, list[tuple[Problem, str]]]]:
+        """(place, its GEMMs and their kernels): all of it."""
+        places = {note[2] for note in self._notes}
+        return [(place, [note[:2] for note in self._notes if note[2] == place]) for place in places]
+
+    def forget(self, place: str) -> None:
+        """The store has taken those of this place, or nobody ever will."""
+        self._notes = {note: None for note in self._notes if note[2] != place}
 
 
 def sightings(counts: Counts) -> list[Sighting]:

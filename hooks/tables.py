@@ -89,7 +89,13 @@ class Tables:
         """Have the library serve the table; the caller holds `swap`."""
         self.probation.pages = native
         self._put_on_trial(self.table)
-        native.load(self._rows(native, self.table), self.table.generation)
+        self._load(native, self.table, self._rows(native, self.table))
+
+    def _load(self, native: Native, table: Table, rows: Iterable[Row]) -> None:
+        left_out, why = native.load(rows, table.generation)
+        if left_out:  # of a version to come, say
+            table.refused["the native table has no place for it"] += left_out
+            tell(log, logging.WARNING, "rows not used count=%d reason=%s", left_out, why)
 
     def _rows(self, native: Native, table: Table) -> Iterable[Row]:
         """As the library takes them."""
@@ -183,7 +189,7 @@ class Tables:
         self._put_on_trial(table, known=self.table if generation == self.table.generation else None)
         native = self._library.native
         if native is not None:
-            native.load(in_slices(self._rows(native, table)), table.generation)
+            self._load(native, table, in_slices(self._rows(native, table)))
         before = self.table.packed()
         self.table, self._newest, self.built_for = table, (generation, solutions), places
         let_go(before)

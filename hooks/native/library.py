@@ -279,12 +279,13 @@ class Native:
         if self._lib.gt_check_operator(ctypes.byref(facts), error, len(error)) != 0:
             raise NativeError(error.value.decode(errors="replace"))
 
-    def load(self, rows: Iterable[Row], generation: int) -> None:
-        """Swap in a new table. Raises NativeError where there is no memory for it; the earlier table then stays."""
+    def load(self, rows: Iterable[Row], generation: int) -> tuple[int, str]:
+        """Swap in a new table; (rows that it has no place for, why). Raises NativeError without memory for it."""
         packed = PackedRows(rows)
         error = ctypes.create_string_buffer(_REASON_BYTES)
         if self._lib.gt_load(packed.array, packed.count, generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
+        return packed.refused, packed.why
 
     def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
         """(outcome, route id) that a call with this problem would get now."""

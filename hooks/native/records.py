@@ -98,14 +98,20 @@ def pack(problem: Problem, *, covers: str = "exact", graph: bool = False, place:
 class PackedRows:
     """Rows as the library takes them, in three pieces of memory: no object for each, which the collector would count.
 
+    A row that the native table has no place for is left out.  refused: how many, and what is said of the first.
+
     While they grow they may move, so a row has the place of what it points at, plus one, until all are there; then
     ctypes holds the pieces and they stay where they are.
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows, self._launches, self._conditions = bytearray(), bytearray(), bytearray()
+        self.refused, self.why = 0, ""
         for row in rows:
-            self._add(row)
+            try:
+                self._add(row)
+            except ProblemError as err:  # noqa: PERF203  it costs that row
+                self.refused, self.why = self.refused + 1, self.why or str(err)
         self.count = len(self._rows) // ctypes.sizeof(GtRow)
         self.array = (GtRow * self.count).from_buffer(self._rows)
         self._held = [(ctypes.c_char * len(p)).from_buffer(p) for p in (self._launches, self._conditions)]

@@ -420,3 +420,21 @@ def test_what_was_taken_back_is_not_put_in_again_by_a_turn_that_was_going_on(hom
         """
     )
     assert done.said == [{"mode": 0, "looked": False}, "off", 0]
+
+
+def test_a_child_waits_for_no_lock_that_its_parents_thread_held(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, signal, torch
+        from hooked import LINEAR, published
+        from gemmtuned.configs import key
+        from gemmtuned.hooks import dispatch
+        one = published(LINEAR, "torch_swap")
+        dispatch._new_ident.acquire(), key._new_family.acquire()  # as the hook's thread in a turn
+        if os.fork() == 0:
+            signal.alarm(20)
+            os._exit(0 if dispatch.solution_of(dispatch.ident_of(one)) == one and key.family_code("fast.scores") else 1)
+        print(json.dumps(os.waitstatus_to_exitcode(os.wait()[1])))
+        """
+    )
+    assert done.said == 0

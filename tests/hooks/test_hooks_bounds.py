@@ -18,7 +18,7 @@ from hooked import LINEAR, Home, wait_for
 from gemmtuned.configs import clock, say
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db.guest import GuestStore
-from gemmtuned.hooks import flush, pending
+from gemmtuned.hooks import flush, pace, pending
 from gemmtuned.hooks.background import AFTER_ERROR_S, Background, Sleeper
 from gemmtuned.hooks.inotify import GAP_S, Events
 from gemmtuned.hooks.watch import Watcher
@@ -291,3 +291,55 @@ def test_what_is_written_at_once_is_bounded_and_the_sums_are_exact(
 
     assert sizes == 2 * [4, 4, 2]
     assert stored(counted) == 2 * 55
+
+
+def test_a_phase_that_begins_has_the_flush_before_it_read_without_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program's own thread waits for it."""
+    pauses: list[int] = []
+    monkeypatch.setattr(pace, "SLICE_S", 0.0)
+    monkeypatch.setattr(pace, "sleep", lambda _: pauses.append(read[0]))
+    read = [0]
+
+    class Asked(Counted):
+        def drain(self) -> Iterator[Sighting]:
+            for m in range(1, 101):
+                read[0] = m
+                self.flusher.hurried = self.flusher.hurried or m == 50  # as another thread in between_phases
+                yield Sighting(LINEAR.with_m(m), "miss", 1)
+
+    counted = Asked(tmp_path / "home")
+    counted.flusher.flush()
+    assert len(pauses) >= 40 and max(pauses) <= 50
+    assert stored(counted) == 100
+
+
+def test_forks_beside_a_flush_that_hangs_are_held_up_once(tmp_path: Path, stopped_clock: list[float]) -> None:
+    """A home whose server does not answer cost each fork two seconds."""
+    flusher = Counted(tmp_path / "home").flusher
+    waits = []
+
+    def fork() -> bool:
+        began_s = stopped_clock[0]
+        paused = flusher.pause(for_fork=True)
+        waits.append(stopped_clock[0] - began_s)
+        return paused
+
+    class Held:
+        free = False
+
+        def acquire(self, timeout: float) -> bool:
+            stopped_clock[0] += timeout
+            return self.free
+
+    flusher._lock, flusher.in_store = Held(), True
+    assert [fork() for _ in range(3)] == [False] * 3
+    Held.free = True
+    assert fork()
+    Held.free = False
+    assert not fork()
+
+    first, second, third, free, anew = waits
+    assert first >= flush.FORK_S <= anew
+    assert free < second < 0.1 > third

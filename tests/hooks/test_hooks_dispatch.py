@@ -314,3 +314,20 @@ def test_variables_decide_what_is_captured_and_dispatched(home: Home, env: dict[
 
     assert done.said == [outcomes, None]
     assert (home.path / "tune.db").exists() == ("GEMMTUNED_DISPATCH" not in env or env["GEMMTUNED_DISPATCH"] == "0")
+
+
+def test_a_row_that_the_native_table_has_no_place_for_leaves_the_others_in_use(home: Home) -> None:
+    strange = published(replace(LINEAR, k=17, packing="of_tomorrow"), "torch", state="default_best")
+    publish(home.path / "configs", [strange, published(LINEAR, "torch_swap")], 3)
+    done = home.run(
+        """
+        import json, gemmtuned, torch
+        from hooked import wait_for
+        wait_for(lambda: gemmtuned.generation() == 3)
+        torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+        print(json.dumps([gemmtuned.status()["refused"], gemmtuned.status()["reload_failures"]]))
+        """
+    )
+    assert done.said == [{"the native table has no place for it": 1}, 0]
+    assert len(done.ours) == 1 and "of_tomorrow" in done.ours[0]
+    assert home.counts() == {(str(LINEAR), "exact"): 1}

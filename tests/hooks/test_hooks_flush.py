@@ -176,7 +176,7 @@ def test_what_runs_on_a_device_we_do_not_know_is_dropped_and_the_rest_goes_on(
 def test_what_torch_compile_makes_is_bounded_while_the_store_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flush, "MAX_COMPILED", 10)
+    monkeypatch.setattr(pending, "MAX_COMPILED", 10)
     counted = Counted(tmp_path / "home", db=Path("/proc/none/tune.db"))
     for m in range(1, 16):
         counted.compiled = [(LINEAR.with_m(m), "CppTemplate", "cpu")] * 2

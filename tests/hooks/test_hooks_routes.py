@@ -18,6 +18,7 @@ from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, build_table
 from gemmtuned.hooks.native import Row
+from gemmtuned.hooks.native.records import PackedRows
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.kernels.backends.cublaslt import record_of
 
@@ -161,3 +162,23 @@ def test_groups_with_scales_are_routed_by_a_kernel_that_takes_both(tmp_path: Pat
     assert not published(plain, scaled_grouped, problem)
     for other in ({"scale": "tensor", "wscale": "tensor"}, {"scale": "1x128", "wscale": "128x128"}, {"bias": True}):
         assert not published(replace(problem, **other), scaled_grouped, problem), other  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(m=8, n=256, k=1024, packing="of_tomorrow"),
+        Problem(family="fast.scores", m=8, n=256, k=1024, experts=100_000, topk=1, inter=1, act="silu"),
+    ],
+)
+def test_a_row_that_the_native_table_has_no_place_for_costs_that_row(problem: Problem) -> None:
+    """Of a version to come, say: the whole generation was once not taken up."""
+    strange = replace(SOLUTION, problem=problem, backend="torch", stamp="2.11", state="default_best", launch="")
+    found, refused = rows(strange, SOLUTION, strange)
+    packed = PackedRows(found)
+
+    assert refused == {}
+    assert packed.count == len(packed.array) == 1
+    assert packed.array[0].id == found[1].ident
+    assert packed.refused == len(found) - 1
+    assert "the native table" in packed.why
