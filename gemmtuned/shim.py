@@ -63,20 +63,31 @@ def is_installed() -> bool:
 
 
 def _modules() -> dict[str, dict[str, Any]]:
-    """Our modules by AITER's names, parents first, with what each holds."""
-    from gemmtuned.ops import TunedGemm, gemm_a16w16, gemm_a16w16_atomic, shuffle_weight, tgemm, triton_gemm_a16w16
+    """Our modules by AITER's names, parents first, with what each holds.
 
-    plain, atomic = {"gemm_a16w16": triton_gemm_a16w16}, {"gemm_a16w16_atomic": gemm_a16w16_atomic}
+    Left out are aiter.gemm_a4w4 and the two batched ones, which take shuffled scales and the result as an argument.
+    """
+    from gemmtuned import ops
+
+    plain, atomic = {"gemm_a16w16": ops.triton_gemm_a16w16}, {"gemm_a16w16_atomic": ops.gemm_a16w16_atomic}
+    members = (
+        "ActivationType", "QuantType", "gemm_a8w8", "gemm_a8w8_blockscale", "gemm_a8w8_bpreshuffle", "gemm_a16w16",
+    )  # fmt: skip
+    batched = {name: getattr(ops, name) for name in ("batched_gemm_bf16", "batched_gemm_a8w8")}
     return {
-        "aiter": {"gemm_a16w16": gemm_a16w16},
-        "aiter.tuned_gemm": {"TunedGemm": TunedGemm, "gemm_a16w16": gemm_a16w16, "tgemm": tgemm},
+        "aiter": {
+            **{name: getattr(ops, name) for name in members}, **{f"{name}_CK": op for name, op in batched.items()},
+        },
+        "aiter.tuned_gemm": {"TunedGemm": ops.TunedGemm, "gemm_a16w16": ops.gemm_a16w16, "tgemm": ops.tgemm},
+        "aiter.fused_moe": {"fused_moe": ops.fused_moe},
         "aiter.ops": {},
-        "aiter.ops.shuffle": {"shuffle_weight": shuffle_weight},
+        "aiter.ops.shuffle": {"shuffle_weight": ops.shuffle_weight},
         "aiter.ops.triton": {},
         "aiter.ops.triton.gemm_a16w16": plain,
         "aiter.ops.triton.gemm_a16w16_atomic": atomic,
+        **{f"aiter.ops.triton.{name}": {name: op} for name, op in batched.items()},
         "aiter.ops.triton.gemm": {},
         "aiter.ops.triton.gemm.basic": {},
         "aiter.ops.triton.gemm.basic.gemm_a16w16": plain,
         "aiter.ops.triton.gemm.basic.gemm_a16w16_atomic": atomic,
-    }
+    }  # fmt: skip

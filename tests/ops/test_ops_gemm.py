@@ -385,7 +385,14 @@ from importlib.util import find_spec
 from gemmtuned.ops.aiter_calls import is_installed
 torch.version.hip = "6.4"
 assert find_spec("aiter") is not None and find_spec("aiter.ops.triton.gemm_a16w16") is not None
-assert find_spec("aiter.fused_moe") is None and not is_installed()
+assert find_spec("aiter.mla") is None and not is_installed()
+from aiter import ActivationType, QuantType, batched_gemm_bf16_CK, gemm_a8w8
+from aiter.fused_moe import fused_moe
+from aiter.ops.triton.batched_gemm_a8w8 import batched_gemm_a8w8
+from gemmtuned import ops
+assert (fused_moe, gemm_a8w8, batched_gemm_a8w8) == (ops.fused_moe, ops.gemm_a8w8, ops.batched_gemm_a8w8)
+assert batched_gemm_bf16_CK is ops.batched_gemm_bf16 and not hasattr(aiter, "batched_gemm_bf16")
+assert (ActivationType, QuantType) == (ops.ActivationType, ops.QuantType)
 x, w = torch.randn(3, 32).bfloat16(), torch.randn(16, 32).bfloat16()
 wanted = torch.nn.functional.linear(x, w)
 for y in (gemm_a16w16(x, w), tgemm.mm(x, w), aiter.tuned_gemm.tgemm.mm(x, w), triton_gemm(x, w),
