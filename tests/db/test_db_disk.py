@@ -3,11 +3,10 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command_line import environment
+from command_line import says
 from store_cases import NEW, found, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
@@ -25,11 +24,6 @@ def home(small_disk: Path) -> Path:
     store.install(None, [found(problem())], environment=NEW, now_s=os.stat(small_disk).st_mtime)
     store.close()
     return home
-
-
-def says(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gemmtuned", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(home), timeout=60)
 
 
 def fill(disk: Path) -> Path:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,3 +38,33 @@ def solution(problem: Problem, **more: Any) -> Solution:
         "baseline_err": 1e-7, "state": "published",
     }  # fmt: skip
     return Solution(problem=problem, **{**facts, **more})
+
+
+def says(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What `gemmtuned WORDS` says in a process of its own, a fork of this one: it need not import what is here."""
+    from gemmtuned.cli import build
+
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for number, file in ((1, out), (2, err)):
+                    os.dup2(file.fileno(), number)
+                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+                env = environment(home)
+                os.environ.clear()
+                os.environ.update(env)
+                build()(list(words), prog_name="gemmtuned")
+            except SystemExit as end:
+                code = int(end.code or 0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read(), err.read())
