@@ -125,6 +125,7 @@ takes half of torch's time for the two wide layers, for the last layer torch's o
 commands said.
 
 """
+HOME: Final = "/home/you/.local/state/gemmtuned"  # as it is called on the page
 TAIL: Final = """## And how do I get rid of it?
 
 Stop the daemon and the programs, then `gemmtuned purge` (`--dry-run` shows which files) and `pip uninstall
@@ -182,7 +183,8 @@ def main() -> None:
         for worker in workers:
             worker.communicate()
         answers = {one.command: run(*one.command.split()[1:]).communicate()[0] for one in QUESTIONS}
-    PAGE.write_text(page(answers))
+    shown = {command: said.replace(f"{scratch}/home", HOME) for command, said in answers.items()}
+    PAGE.write_text(page(shown))
 
 
 if __name__ == "__main__":

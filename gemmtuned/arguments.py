@@ -24,6 +24,10 @@ class Command(TyperCommand):
         """As click does."""
         return [_plain(param) for param in super().get_params(ctx)]
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """`-h`, too."""
+        return [*super().get_help_option_names(ctx), "-h"]
+
 
 class Group(TyperGroup):
     """A group of such commands."""
@@ -31,6 +35,10 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """As click does."""
         return [_plain(param) for param in super().get_params(ctx)]
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """`-h`, too."""
+        return [*super().get_help_option_names(ctx), "-h"]
 
 
 def _plain(param: Any) -> Any:

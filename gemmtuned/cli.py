@@ -69,12 +69,20 @@ COMMANDS: Final = {
 # What people look for under names that are no commands
 MEANT: Final = {
     "build": "gemmtuned doctor --build",
+    "config": "gemmtuned doctor --variables: every setting is a variable",
+    "disable": "touch the file `disabled` in the home that gemmtuned status names; in a program gemmtuned.disable()",
+    "enable": "gemmtuned run -- COMMAND, or GEMMTUNED=1 COMMAND",
     "freeze": "gemmtuned.freeze(model) in the program",
+    "help": "gemmtuned --help, or gemmtuned COMMAND --help",
+    "history": "gemmtuned rollback, which lists what was published, or gemmtuned trials",
     "layers": "gemmtuned coverage --by layer",
+    "list": "gemmtuned gains for what is tuned, gemmtuned untuned for what waits",
     "metrics": "gemmtuned daemon --metrics-port 9750",
     "start": "gemmtuned daemon",
+    "stats": "gemmtuned coverage, or gemmtuned gains",
     "stop": "gemmtuned pause, which lets the daemon rest; kill the pid that gemmtuned status names to end it",
     "uninstall": "gemmtuned purge, then pip uninstall gemmtuned",
+    "version": "gemmtuned --version",
 }
 
 

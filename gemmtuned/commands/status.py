@@ -47,6 +47,7 @@ def status(
 def _answer(here: Settings) -> Report:
     if not here.db.exists():
         nothing: dict[str, Any] = {
+            "home": str(here.home),
             "generation": 0,
             "published_generation": None,
             "published_differs": None,

@@ -43,14 +43,13 @@ def report(
     asked_again: how many solutions wait to be raced again because somebody asked.
     """
     running = [row for row in sessions if row["state"] != "ended"]
-    covered, total = covered_time
-    share = covered / total if total else None
+    share = covered_time[0] / covered_time[1] if covered_time[1] else None
     lines = [
-        *_switched_off(settings, now_s),
-        _daemon_line(notice, now_s),
+        *(*_switched_off(settings, now_s), _daemon_line(notice, now_s)),
         _published_line(published, differs),
         _covered_line(share),
         f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)",
+        f"home: {settings.home}",
     ]
     daemon: Mapping[str, Any] = notice if notice and notice["running"] else _NO_DAEMON
     elsewhere = daemon["elsewhere"]
@@ -59,6 +58,7 @@ def report(
     )
     tables = _tables(daemon["seats"], running, _places(environments, short), now_s)
     facts: dict[str, Any] = {
+        "home": str(settings.home),
         "database": str(settings.db),
         "generation": generation,
         "published_generation": published,

@@ -102,6 +102,19 @@ def test_what_was_never_seen_is_said_to_be_so(command: str, what: tuple[str, ...
     assert "never seen" not in known
 
 
+def test_status_names_the_home_as_the_readme_says(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"home: {home}" in call("status").stdout.splitlines()
+    monkeypatch.setenv("GEMMTUNED_HOME", str(home / "empty"))
+    assert str(home / "empty") in call("status").stdout
+    assert json.loads(call("status", "--json").stdout)["home"] == str(home / "empty")
+
+
+@pytest.mark.parametrize("words", [(), ("coverage",), ("db",), ("db", "check"), ("tune",), ("run",), ("explain",)])
+def test_h_is_help(words: tuple[str, ...]) -> None:
+    short, full = call(*words, "-h"), call(*words, "--help")
+    assert short.exit_code == 0 and short.stdout == full.stdout and "-h, --help" in full.stdout
+
+
 def test_of_a_run_it_is_said_whose_calls_the_figures_are_of(home: Path) -> None:
     said = "calls and times are those of all programs"
     assert said in call("untuned", "--run", "train").stdout and said not in call("untuned").stdout
