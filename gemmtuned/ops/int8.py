@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.integers import scaled_int_product, scaled_int_product_into
-from gemmtuned.ops.plain import has_few_rows
+from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_transforms
+from gemmtuned.ops.quantised_arguments import wants_derivatives
 
 MOST_ROWS: Final = 256  # of X that kernels of ours take
 _LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -38,9 +39,7 @@ torch.library.register_fake("gemmtuned::int8_scaled_mm", _nothing, lib=_LIBRARY)
 
 def int8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """(x * of_x) @ (w * of_w).T + bias in dtype, of x [M, K] and w [N, K]; scales of fp32, one number or one a row."""
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (of_x, of_w, bias))
-    fused = torch.compiler.is_compiling() and not (activate.is_active() and has_few_rows(x.shape[0], MOST_ROWS))
-    if wanted or fused or x.device.type not in ("cpu", "cuda") or not min(*x.shape, w.shape[0]):
+    if _wants_steps(x, w, of_x, of_w, bias) or not min(*x.shape, w.shape[0]):
         return scaled_int_product(x, w, of_x, of_w, bias, dtype)
     m, n = x.shape[0], w.shape[0]
     y = x.new_empty(m, n, dtype=dtype)
@@ -52,3 +51,13 @@ def int8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor |
     added = None if bias is None else bias.reshape(-1).to(dtype)
     torch.ops.gemmtuned.int8_scaled_mm(y, x, w.t(), of_x, of_w, added)
     return y
+
+
+def _wants_steps(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None) -> bool:
+    """Whether somebody is to see the product and the scales by themselves: a derivative, a compiler, a transform."""
+    given = [t for t in (x, w, of_x, of_w, bias) if t is not None]
+    if x.device.type not in ("cpu", "cuda") or wants_derivatives(*given):
+        return True
+    if torch.compiler.is_compiling():
+        return not (activate.is_active() and has_few_rows(x.shape[0], MOST_ROWS))
+    return not (all(type(t) in PLAIN for t in given) and nobody_transforms())

@@ -38,9 +38,13 @@ def plain_call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> bool
 
 def nobody_looks_on(kind: str) -> bool:
     """Whether no mode, transform or tracer takes torch's calls on devices of this kind for what they are."""
+    return not torch.is_autocast_enabled(kind) and nobody_transforms()
+
+
+def nobody_transforms() -> bool:
+    """The same but for autocast, which leaves products of integers alone."""
     return (
-        not torch.is_autocast_enabled(kind)
-        and torch._C._functorch.maybe_current_level() is None
+        torch._C._functorch.maybe_current_level() is None
         and not torch._C._get_tracing_state()
         and _only_places()
         and not torch._C._len_torch_dispatch_stack()

@@ -141,7 +141,7 @@ def gemm_a4w4(
         values.append(dequantised(codes, powers_of(f"{op}: {name}_scale", scale, codes), "mxfp4", dtype))
     a, b = values
     check_k(op, a, b)
-    return F.linear(a, b, bias_of(op, bias, b, dtype))
+    return F.linear(a, b, bias_of(op, bias, b, dtype)).to(dtype)
 
 
 def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -211,7 +211,7 @@ def gemm_a16w4(
         )
     values = dequantised(codes, w_scale, "int4", torch.float32)
     values = values + ((8 - w_zeros.float()) * w_scale.float()).repeat_interleave(k // max(1, many), 1)
-    return F.linear(x, values.to(x.dtype), added)
+    return F.linear(x, values.to(x.dtype), added).to(x.dtype)
 
 
 def batched_gemm_bf16(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import E8M0, FLOATS, PACKED_FP4
@@ -96,6 +97,8 @@ def powers_of(what: str, scale: Tensor, codes: Tensor) -> Tensor:
 
 def wants_derivatives(*given: Tensor | None) -> bool:
     """Whether torch is to differentiate by one of these: its scaled products have no derivatives."""
+    if forward_ad._current_level >= 0:
+        return True
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
 
 

@@ -49,7 +49,8 @@ torch.library.register_fake("gemmtuned::weight_only_mm", _nothing, lib=_LIBRARY)
 def weight_only_linear(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """x [.., K] by w [N, K], or [N, K / 2] of bytes, with scales [rows, columns]; bias [N] of x's type."""
     if not _is_served(x, w, scales, bias):
-        return F.linear(x, dequantised(w, scales, quant_of(w, scales), x.dtype), bias)
+        values = dequantised(w, scales, quant_of(w, scales), x.dtype)
+        return F.linear(x, values, bias).to(x.dtype)  # autocast gives its own
     rows = x.reshape(-1, x.shape[-1])
     y = x.new_empty(rows.shape[0], w.shape[0])
     torch.ops.gemmtuned.weight_only_mm(y, rows, w, scales, bias)

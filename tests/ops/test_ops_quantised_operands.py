@@ -163,3 +163,37 @@ def test_a_weight_that_was_turned_back_is_a_plain_copy() -> None:
     assert torch.equal(plain, w) and plain.data_ptr() != shuffled.data_ptr()
     assert torch.equal(ops.shuffle_weight(plain, (1, 8)), shuffled), "no view of what is shuffled"
     assert ops.shuffle_weight(w[:0], (1, 8)).shape == (0, 16)
+
+
+RESULTS: dict[str, Callable[[], Tensor]] = {
+    "a4w4": lambda: ops.gemm_a4w4(W4[:4], W4, POWERS[:4], POWERS, dtype=torch.float32),
+    "a16w8": lambda: ops.gemm_a16w8(X16.float(), W, ONE), "a16w4": lambda: ops.gemm_a16w4(X16.half(), W4, POWERS),
+    "zeros": lambda: ops.gemm_a16w4(X16.half(), W4, torch.ones(32, 8), torch.ones(32, 8)),
+    "batched": lambda: ops.batched_gemm_bf16(X3.float(), W3.float(), dtype=torch.float32),
+    "int8": lambda: ops.gemm_a8w8(X8, W8, ONE, ONE), "fp8": lambda: ops.gemm_a8w8(X, W, ONE, ONE, dtype=torch.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_have_the_type_that_was_asked_for_under_autocast_too(name: str) -> None:
+    expected = RESULTS[name]()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = RESULTS[name]()
+    assert found.dtype == expected.dtype and torch.allclose(found.float(), expected.float(), atol=1, rtol=2e-2)
+
+
+@pytest.mark.parametrize("x", [X, X8], ids=["fp8", "int8"])
+def test_scales_are_mapped_and_differentiated_forward(x: Tensor) -> None:
+    w = W if x is X else W8
+    many, way = torch.rand(3, 4, 1, generator=RANDOM), torch.rand(4, 1, generator=RANDOM)
+
+    def call(of_x: Tensor) -> Tensor:
+        return ops.gemm_a8w8(x, w, of_x, ONE, dtype=torch.float32)
+
+    y = torch.func.vmap(call)(many)
+    assert torch.allclose(y, torch.stack([call(of_x) for of_x in many]))
+    _, tangent = torch.func.jvp(call, (many[0],), (way,))
+    assert torch.allclose(tangent, call(way), rtol=1e-5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = call(torch.autograd.forward_ad.make_dual(many[0], way))
+        assert torch.allclose(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
