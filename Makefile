@@ -1,5 +1,6 @@
 # make install | demo | test | again | long | check | soak        (PY=python3.12 make install: another interpreter)
 # SOAK="test_daemon_gate --again" make soak: a part of the long tests, see tests/tools/soak.py
+# SOAK=test_programs_suites make soak: thousands of other projects' tests, hook off and on (benchmarks/foreign_suites.py)
 PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed

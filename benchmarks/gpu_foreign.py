@@ -4,15 +4,14 @@
     python -m benchmarks gpu_foreign --tests 200 --tune-s 60 --workers 4
 
 Its eager tests of fp8, int8 and 4-bit weights and of grouped products run three times, in the same parts side by side:
-with the hook off; counting; and with what `gemmtuned tune` found in --tune-s seconds for the problems counted.  A test
-whose outcome differs runs twice more by itself, off and routed; what then comes out the same is listed as unsteady.
+with the hook off; counting; and with what `gemmtuned tune` found in --tune-s seconds for the problems counted.  What
+differs runs again as foreign_suites says, and is listed as unsteady or as a difference.
 
 Exit status: 0 no difference, 1 a difference, 77 nothing could be fetched.
 """
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,8 @@ from typing import Any, Final
 import foreign_suites
 import record
 import torch
-from foreign_suites import NOTHING_FETCHED, SUITES, NotFetched, Runner
+from foreign_fetch import SUITES, NotFetched, fetch
+from foreign_suites import NOTHING_FETCHED, Runner, fresh
 
 from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.native.build import build
@@ -37,6 +37,7 @@ SUITE: Final = replace(
         "test/prototype/moe_training/test_tensor.py", "test/prototype/test_quantized_training.py",
         "test/prototype/blockwise_fp8_training",
     ),
+    left_out=("inductor_fusion",),
 )  # fmt: skip
 LEFT_OUT: Final = ("compile", "chunk", "pt2e", "expected_gpu_kernel_fbgemm", "ddp", "fsdp")  # minutes, or GiB, in each
 
@@ -72,21 +73,20 @@ def main() -> int:
     parser.add_argument("--tune-s", type=float, default=180, help="seconds of tuning between the passes")
     parser.add_argument("--workers", type=int, default=6, help="tests that run at once")
     parser.add_argument("--folder", type=Path, default=foreign_suites.FOLDER, help="for what is fetched")
+    parser.add_argument("--sources", type=Path, help="has what to fetch")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU: nothing was run")
         return NOTHING_FETCHED
     folder, cache = args.folder.resolve(), Settings.from_env().cache
     build(cache)
-    home = folder / "home" / "gpu"
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
+    home = fresh(folder / "home" / "gpu")
     try:
-        root = foreign_suites.fetch("torchao", SUITE, folder)
+        fetched = fetch(SUITE, folder, args.sources and args.sources.resolve())
     except NotFetched as err:
         print(f"torchao: skipped, {err}")
         return NOTHING_FETCHED
-    runners = [Runner(_part(folder, i), root, home, cache) for i in range(args.workers)]
+    runners = [Runner(fetched, home, cache, fresh(folder / "parts" / str(i))) for i in range(args.workers)]
     every = [name for name in runners[0].names(SUITE) if not any(word in name.lower() for word in LEFT_OUT)]
     names = every[:: max(1, len(every) // max(1, args.tests))]
     print(f"{len(names)} of {len(every)} tests", flush=True)
@@ -112,15 +112,6 @@ def main() -> int:
     print(f"calls {found['calls_routed']}, differences {found['differences']}, unsteady {found['unsteady']}")
     record.save(name_of_file, found, args.out)
     return 1 if found["differences"] else 0
-
-
-def _part(folder: Path, number: int) -> Path:
-    """A folder for the reports of one runner, with the packages that all share."""
-    part = folder / "parts" / str(number)
-    part.mkdir(parents=True, exist_ok=True)
-    if not (part / "site").exists():
-        (part / "site").symlink_to(folder / "site")
-    return part
 
 
 if __name__ == "__main__":

@@ -16,6 +16,11 @@ pytestmark = pytest.mark.soak
 def test_holds(n): print("figure", n)
 def test_breaks(): assert pathlib.Path("mended").exists()
 """
+SKIPS = """
+import pytest
+@pytest.mark.soak
+def test_skips(): pytest.skip("peft: skipped, pip: no network")
+"""
 
 
 @pytest.fixture
@@ -66,3 +71,12 @@ def test_a_changed_tree_resumes_nothing_and_a_spoilt_file_of_results_is_none(
         (project / ".soak/results.json").write_text("{")
         assert go(project, "breaks") == 0
         assert "1/1 test_long.py::test_breaks passed" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_what_was_skipped_is_named_with_the_reason(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "tests/test_skips.py").write_text(SKIPS)
+    for _ in range(2):
+        assert go(project, "skips") == 0
+        told = capsys.readouterr().out
+        assert "1 skipped" in told and "SKIPPED test_skips.py::test_skips  peft: skipped, pip: no network\n" in told

@@ -7,7 +7,8 @@
 
 Cut off (a signal, a reboot) it goes on where it was: what each test gave is written to .soak/results.json as soon as it
 has ended, and what it printed to .soak/NAME.log.  A working tree with changes of its own resumes nothing.  The last
-lines are a table by file; the exit code is 1 when anything failed.
+lines are a table by file, then each test that failed or was skipped, with the reason; the exit code is 1 when anything
+failed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / ".soak"
 MARKED: Final = ("-m", "soak and not gpu")
 _COUNTED: Final = re.compile(r"(\d+) (passed|failed|error|skipped)")
+_SKIPPED: Final = re.compile(r"^SKIPPED \[\d+\] [^:]+(?::\d+)?: (.*)$", re.MULTILINE)
 
 
 def collected(root: Path) -> list[str]:
@@ -70,7 +72,7 @@ def run(root: Path, folder: Path, test: str, at: str) -> dict[str, Any]:
     """Run one test; what it gave."""
     folder.mkdir(exist_ok=True)
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *MARKED, test]
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-ra", "-p", "no:cacheprovider", *MARKED, test]
     name = re.sub(r"[^A-Za-z0-9_]+", "-", test.removeprefix("tests/").replace(".py", ""))
     with (folder / f"{name}.log").open("wb") as log:
         done = subprocess.run(command, cwd=root, stdout=log, stderr=subprocess.STDOUT, check=False)
@@ -80,14 +82,15 @@ def run(root: Path, folder: Path, test: str, at: str) -> dict[str, Any]:
         "passed" if done.returncode == 0 and counts.get("passed") else "skipped" if not done.returncode else "FAILED"
     )
     return {
-        "outcome": outcome, "counts": counts, "seconds": round(time.monotonic() - began_s), "commit": at,
+        "outcome": outcome, "counts": counts, "skipped": list(dict.fromkeys(_SKIPPED.findall(text))),
+        "seconds": round(time.monotonic() - began_s), "commit": at,
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"), "load": round(os.getloadavg()[0], 1),
         "log": f"{name}.log",
     }  # fmt: skip
 
 
 def table(tests: Sequence[str], found: dict[str, dict[str, Any]]) -> list[str]:
-    """One line for each file, then the tests that failed and those that were not run."""
+    """One line for each file, then the tests that failed and those that were skipped, wholly or in part."""
     lines = []
     for file in dict.fromkeys(test.partition("::")[0] for test in tests):
         of = [found.get(test) for test in tests if test.startswith(f"{file}::")]
@@ -96,6 +99,8 @@ def table(tests: Sequence[str], found: dict[str, dict[str, Any]]) -> list[str]:
         said = ", ".join(f"{outcomes.count(what)} {what}" for what in dict.fromkeys(outcomes)) or "not run"
         more = f", {len(of) - len(ran)} not run" if ran and len(ran) < len(of) else ""
         lines.append(f"{file.removeprefix('tests/'):36s}{sum(one['seconds'] for one in ran):7d} s  {said}{more}")
+    for test in tests:
+        lines += [f"SKIPPED {test.removeprefix('tests/')}  {why}" for why in (found.get(test) or {}).get("skipped", ())]
     lines += [f"FAILED  {test}  .soak/{found[test]['log']}" for test in tests if _failed(found.get(test))]
     return lines
 
