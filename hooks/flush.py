@@ -22,7 +22,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import pid_namespace
-from gemmtuned.configs.real import allocate_lock, sleep
+from gemmtuned.configs.real import allocate_lock, allocate_rlock, sleep
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
@@ -82,19 +82,21 @@ class Flusher:
         self._pending, self._compiled = Pending(settings.flush_s), Notes()
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._aside: list[Sighting] = []  # of phases that have ended since the last flush
-        self._crowd = Crowd()
-        self._draining = allocate_lock()  # around a drain and the change of the phase
+        self._draining = (
+            allocate_rlock()
+        )  # around a drain and the change of the phase, in whose middle another may come
         self.hurried = False  # a thread of the program's waits for the end of the drain that goes on
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
         self._due_s = clock.monotonic() + _pause_s(settings)
-        self._has_session = False  # our row is in the store
+        self._has_session = self.in_store = (
+            False  # our row is there; a flush is inside SQLite, not waiting for an import
+        )
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = self.dropped = 0
         self._write_until_s = math.inf  # of the last flush, of clock.monotonic()
         # a fork waits for a flush; one has waited in vain and it goes on still; the last came to no end of the counters
         self._pausing = self._is_stuck = self._is_unread = False
-        self.in_store = False  # a flush is inside SQLite, not waiting for an import
-        self._told = Once()
+        self._crowd, self._told = Crowd(), Once()
         self.complaint = _no_store  # why the store does not take our counts; empty when it does
 
     @property
@@ -109,14 +111,11 @@ class Flusher:
     def turn(self) -> None:
         """Housekeeping and a flush, in our thread."""
         self._due_s = clock.monotonic() + _pause_s(self._settings)
-        try:
-            self._tick()
-        except Exception as err:  # ours to mend, but the program runs on and its counts are kept
-            self._complain(err)
-        try:
-            self.flush(whole=False)
-        except Exception as err:
-            self._complain(err)
+        for step in (self._tick, lambda: self.flush(whole=False)):
+            try:
+                step()
+            except Exception as err:  # noqa: PERF203  ours to mend; the program runs on and its counts are kept
+                self._complain(err)
 
     def stop(self, began_s: float | None = None) -> None:
         """Last flush; returns EXIT_S after began_s (now) at the latest, EXIT_BUSY_S while others hold the store.
@@ -158,14 +157,15 @@ class Flusher:
         with self._draining:
             try:
                 if len(self._aside) < MAX_PENDING:  # else nobody flushes: it goes with what comes
-                    self._aside = list(self._drained(look=False))  # this is the program's own thread
+                    self._aside.extend(self._drained(look=False))  # this is the program's own thread
             finally:
                 change()
 
     def _drained(self, *, look: bool = True) -> Iterator[Sighting]:
-        """What was counted since it was last called, under the phases that it was counted in."""
-        aside, self._aside = self._aside, []
-        yield from aside
+        """What was counted since it was last called, under the phases that it was counted in; `look`: for a flush."""
+        if look:
+            aside, self._aside = self._aside, []
+            yield from aside
         now = phase.current()
         for s in self._crowd.without_its_times(self._drain(), look=look):
             yield replace(s, phase=now) if now else s
@@ -173,8 +173,7 @@ class Flusher:
     def pause(self, timeout_s: float = FORK_S, *, for_fork: bool = False) -> bool:
         """Wait until no flush is going on and let none begin; False when that took too long.
 
-        for_fork: what must not be going on is SQLite, whose locks would be held for ever in the child.  A flush that
-        waits for an import, which forks hold up, is not waited for.
+        for_fork: only SQLite must not be going on, whose locks a child would hold for ever.  An import may wait for us.
         """
         self._pausing = True
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 
 MAX_PROBLEMS: Final = 65_536
@@ -22,7 +22,7 @@ class OpCounts:
     def __init__(self) -> None:
         self.dropped = 0
         self._calls: Counter[tuple[Problem, str, str, bool]] = Counter()
-        self._lock = allocate_lock()
+        self._lock = allocate_rlock()  # a signal's handler may run an op in the middle of one
 
     def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
         """One call; outcome, graph: as of a Sighting."""
@@ -42,5 +42,5 @@ class OpCounts:
 
     def reset(self) -> None:
         """Forget all: a forked child starts empty, and its lock may have been held."""
-        self._lock = allocate_lock()
+        self._lock = allocate_rlock()
         self._calls = Counter()

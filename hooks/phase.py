@@ -12,11 +12,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.real import allocate_rlock
 
 LONGEST: Final = 60  # characters of a name that are kept
 
-_lock = allocate_lock()
+_lock = allocate_rlock()  # a signal's handler may begin a phase in the middle of a change
 _set = ""  # by set_phase
 _open: list[Phase] = []  # blocks that are open now, in any thread, the newest last
 
@@ -56,7 +56,7 @@ def set_phase(name: str) -> None:
 def after_fork() -> None:
     """In a forked child: who opened a block is not here."""
     global _lock, _set
-    _lock, _set = allocate_lock(), ""
+    _lock, _set = allocate_rlock(), ""
     _open.clear()
 
 

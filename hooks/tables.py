@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.packed import Solutions, unpack
-from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
@@ -68,7 +68,7 @@ class Tables:
         self.beats = Beats()
         self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
         self.user_tables = UserLoader(tuple(tables))
-        self.swap = allocate_lock()
+        self.swap = allocate_rlock()  # a signal's handler may ask for a reload in the middle of one
         self._newest: tuple[int, Solutions] | None = None  # as it was published
         self._asked_for = tuple(tables)
         self._unchecked = Solutions()
@@ -76,7 +76,7 @@ class Tables:
     def after_fork(self) -> None:
         """In a forked child: what its parent's threads held is not held."""
         self.beats.after_fork()
-        self.swap = allocate_lock()
+        self.swap = allocate_rlock()
         self.loader = Loader(self._settings.config_dir)
         self.probation.after_fork()
 

@@ -37,6 +37,7 @@ CAPTURE: Final = 1
 DISPATCH: Final = 2
 INVARIANT: Final = 4
 _REASON_BYTES: Final = 500
+_ROOM: Final = 128  # records that are read at once
 
 SIGNATURES: Final = (
     ("gt_fields", ctypes.c_char_p),
@@ -132,7 +133,6 @@ class Native:
         self._lib, self._path = lib, path
         self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
         self._watch: Watch | None = None
-        self._records = (Record * 128)()  # 20 KiB, in every process
 
     def install(self) -> None:
         """Put our operators in front of torch's own, for the life of the process; a second time does nothing.
@@ -294,13 +294,13 @@ class Native:
 
     def drain(self) -> Iterator[Sighting]:
         """All calls counted since the last drain, and none that come meanwhile. One thread at a time."""
-        room = len(self._records)
+        room, records = _ROOM, (Record * _ROOM)()  # its own: a signal's handler may drain in the middle of this
         count, anew = room, True
         while count == room:
-            count = self._lib.gt_drain(self._records, room, anew)
+            count = self._lib.gt_drain(records, room, anew)
             anew = False
             for i in range(count):  # a slice would be a list of objects, which set the garbage collector off
-                yield from sightings(self._records[i])
+                yield from sightings(records[i])
 
     def capture_begun(self, device: int) -> int:
         """Id of the graph capture that the current stream of this device is part of, 0 when it is none.

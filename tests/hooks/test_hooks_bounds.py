@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -343,3 +344,43 @@ def test_forks_beside_a_flush_that_hangs_are_held_up_once(tmp_path: Path, stoppe
     first, second, third, free, anew = waits
     assert first >= flush.FORK_S <= anew
     assert free < second < 0.1 > third
+
+
+def test_a_phase_that_a_signals_handler_begins_in_the_middle_of_a_change_waits_for_nobody(tmp_path: Path) -> None:
+    """The thread would wait for itself."""
+
+    class Interrupted(Counted):
+        def drain(self) -> Iterator[Sighting]:
+            for number, sighting in enumerate(super().drain()):
+                if number == 3:
+                    self.flusher.between_phases(lambda: None)
+                yield sighting
+
+    counted = Interrupted(tmp_path / "home")
+    for m in range(1, 11):
+        counted.call(m, m=m)
+    thread = threading.Thread(target=lambda: counted.flusher.between_phases(lambda: None), daemon=True)
+    thread.start(), thread.join(10)
+    assert not thread.is_alive()
+    counted.flusher.flush()
+    assert stored(counted) == 55
+
+
+def test_counters_that_are_read_in_the_middle_of_their_reading_are_read_once(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch
+        from gemmtuned.hooks.activate import current
+        native = current().native
+        for m in range(1, 401):
+            torch.mm(torch.ones(m, 3), torch.ones(3, 2))
+        found = []
+        for number, sighting in enumerate(native.drain()):
+            found.append(sighting)
+            if number == 5:
+                found += native.drain()
+        print(json.dumps([len(found), len({s.problem for s in found}), sum(s.calls for s in found)]))
+        """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    assert done.said == [400, 400, 400]

@@ -6,6 +6,7 @@ import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from counted_by_hand import Counted, stored
 from hooked import Home
 
 import gemmtuned
+from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db import queries
 from gemmtuned.db.phases import phases
 from gemmtuned.db.store import Store
@@ -162,3 +164,28 @@ def test_a_real_programs_warm_up_is_left_out(home: Home) -> None:
 
     assert {row["phase"]: row["calls"] for row in phases(home.path / "tune.db")} == {"warm-up": 100}
     assert home.calls() == 10
+
+
+def test_a_phase_may_begin_while_another_begins_in_the_same_thread(active: Counted) -> None:
+    """As a signal's handler does, or a finalizer."""
+    waiting, counted = active.drain, []
+
+    def drain() -> Iterator[Sighting]:
+        if not counted:
+            counted.append(phase.current())
+            with gemmtuned.phase("handler"):
+                active.call(100)
+        yield from waiting()
+
+    active.flusher._drain = drain
+    active.call(1)
+
+    def program() -> None:
+        with gemmtuned.phase("warm-up"):
+            active.call(10)
+
+    thread = threading.Thread(target=program, daemon=True)
+    thread.start(), thread.join(10)
+    assert not thread.is_alive()
+    active.flusher.flush()
+    assert (stored(active), apart(active)) == (1, {"handler": 100, "warm-up": 10})
