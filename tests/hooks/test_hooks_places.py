@@ -44,8 +44,9 @@ class CudaLibrary:
     def take_freed(self) -> None:
         """Nobody stands over an operator here."""
 
-    def load(self, rows: Iterator[Row], generation: int) -> None:
+    def load(self, rows: Iterator[Row], generation: int) -> tuple[int, str]:
         self.rows = list(rows)
+        return 0, ""
 
     def begin_trial(self, *_: object) -> None:
         """The next call makes a page, and calls are going on."""
