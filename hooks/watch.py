@@ -63,7 +63,14 @@ def _tell_subscribers(generation: int) -> None:
     """Call the callbacks in a thread of their own: one may take its time, and may do all that threads do."""
     if _subscribers:
         _untold.append(generation)
-        threading.Thread(target=_tell_all, name="gemmtuned-reload", daemon=True).start()
+    _go_on_telling()
+
+
+def _go_on_telling() -> None:
+    """Where no thread is to be had the next turn tries again."""
+    if _untold and not _telling.locked():
+        with suppress(RuntimeError):
+            threading.Thread(target=_tell_all, name="gemmtuned-reload", daemon=True).start()
 
 
 def _tell_all() -> None:
@@ -216,6 +223,7 @@ class Watcher:
                 tell(log, logging.ERROR, "reload failed; what was in use stays reason=%s", what)
             return False
         if generation is None:
+            _go_on_telling()
             return False
         _tell_subscribers(generation)
         return True

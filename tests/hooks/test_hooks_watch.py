@@ -326,6 +326,32 @@ def test_the_watcher_outlives_errors_in_callbacks_and_loads(
     assert caplog.text.count("the server's own mistake") >= 1
 
 
+def test_a_callback_for_which_no_thread_is_to_be_had_is_called_later(
+    running: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would go on with the graphs of the table before."""
+    start, refused = watch.threading.Thread.start, []
+
+    def at_the_limit(thread: watch.threading.Thread) -> None:
+        if thread.name == "gemmtuned-reload" and len(refused) < 2:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(watch.threading.Thread, "start", at_the_limit)
+    told: list[int] = []
+    off = watch.subscribe(told.append)
+    watched(running)
+    publish(running.loader.folder, ROWS, 1)
+    running.reaches(1)
+    for _ in range(3):
+        running.watcher.turn()  # as the poll
+    wait_for(lambda: told == [1])
+    off()
+
+    assert len(refused) == 2
+
+
 def test_stopping_ends_the_thread_and_gives_its_descriptor_back(program: Program) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     program.loader.folder.mkdir(mode=0o755, parents=True)
