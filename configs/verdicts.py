@@ -15,12 +15,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.solution import Solution
 
 MAX_QUESTIONS: Final = 4096
 MOST_BYTES: Final = 1 << 20  # of a question
+_SAME_MOMENT_NS: Final = 2_000_000_000  # another answer may come within what a file system tells apart
 
 
 class Verdicts:
@@ -29,6 +31,7 @@ class Verdicts:
     def __init__(self, home: Path) -> None:
         self._folder = home / "checked"
         self._known: dict[Solution, str] = {}
+        self._seen_ns: int | None = None  # when the folder had changed last, at the last look
 
     def of(self, solution: Solution) -> str | None:
         """Why the solution must not be used here, "" when it may, None before somebody has tried it."""
@@ -38,6 +41,15 @@ class Verdicts:
             if found is not None and found[1] is not None:
                 known = self._known[solution] = found[1]
         return known
+
+    def may_be_new(self) -> bool:
+        """Whether answers may have come since this was asked last; to look for each of thousands takes a second."""
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+        except OSError:
+            return False
+        before, self._seen_ns = self._seen_ns, changed_ns
+        return changed_ns != before or clock.now_ns() - changed_ns < _SAME_MOMENT_NS
 
     def ask(self, solutions: Iterable[Solution]) -> None:
         """Leave those to be tried that nobody has left yet."""

@@ -132,10 +132,17 @@ class Tables:
             if loaded is not None and self.refuses(loaded[0]):
                 loaded = None
             generation = self.use(*loaded) if loaded is not None else None
-        if self.user_tables.load() or any(self.verdicts.of(s) is not None for s in self._unchecked):
+        if self.user_tables.load() or self._has_answers():
             with self.swap:
                 generation = self.use(*(self._newest or (self.table.generation, ())))
         return generation
+
+    def _has_answers(self) -> bool:
+        """Whether rows of the user's that nobody had tried have been tried since the last look."""
+        unchecked = self._unchecked
+        if not unchecked or not self.verdicts.may_be_new():
+            return False
+        return any(self.verdicts.of(solution) is not None for solution in in_slices(unchecked))
 
     def add(self, table: UserTables) -> None:
         """Know of one more table of the user's; it is read with the next reload."""
