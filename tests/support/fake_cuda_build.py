@@ -7,7 +7,7 @@ this file.
 
 from __future__ import annotations
 
-import shutil
+import fcntl
 import subprocess
 import tempfile
 from hashlib import sha256
@@ -100,9 +100,16 @@ def build_fakes(kept: Path) -> Path:
     for source in (*(NATIVE / name for name in build.SOURCES), *sorted(FAKES.glob("*.*")), Path(__file__)):
         digest.update(source.read_bytes())
     folder = kept / "fake_cuda" / digest.hexdigest()[:12]
-    if folder.is_dir():
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:  # compiled once for all forks: half a minute of CPU time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            _build(folder, torch, cxx)
+    return folder
+
+
+def _build(folder: Path, torch: Path, cxx: str) -> None:
+    """All of it, or nothing."""
     shared = [cxx, "-std=c++20", "-O0", "-fPIC", "-shared"]
     uses = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
     links = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
@@ -128,11 +135,7 @@ def build_fakes(kept: Path) -> Path:
         _run([*shared, str(hook), *links, *here, "-o", str(made / "capture.so")])
         for leftover in (hook, library, rest):
             leftover.unlink()
-        try:
-            made.rename(folder)
-        except OSError:  # another run was faster
-            shutil.rmtree(made)
-    return folder
+        made.rename(folder)
 
 
 def _run(command: list[str]) -> None:
