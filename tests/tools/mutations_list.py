@@ -179,8 +179,8 @@ MUTATIONS: Final = (
     M(
         "what was flushed is flushed again",
         "hooks/pending.py",
-        "self._counts = {key: sums for key, sums in self._counts.items() if key not in counts}",
-        "pass",
+        "            del self._counts[key]\n",
+        "            pass\n",
         ("hooks/test_hooks_flush.py::test_sums_are_exact_over_many_flushes",),
     ),
     M(
