@@ -124,10 +124,12 @@ class Infinite:
     such a scale.  scaled: elements that may be NaN where the default's is Inf, and Inf where it is NaN: one of the two
     multiplies a sum by such a scale, and the other parts of the sum, or the operands themselves, which gives infinities
     of both signs.
+    leaked: elements that the NaN or Inf of another row reaches in the default, which may be NaN in a candidate's, too.
     """
 
     unclear: Tensor
     scaled: Tensor
+    leaked: Tensor | None = None
 
 
 def check_near(
@@ -147,6 +149,8 @@ def check_near(
     if infinite is not None:
         distance[infinite.unclear & ~y.isfinite() & ~stock.isfinite()] = 0
         distance[infinite.scaled & (y.isnan() & stock.isinf() | y.isinf() & stock.isnan())] = 0
+        if infinite.leaked is not None:
+            distance[infinite.leaked & y.isnan()] = 0
     if unit is not None:
         distance /= unit
     bad = ~(distance <= apart)
@@ -169,9 +173,14 @@ def check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
     return y
 
 
-def check_padded(case: Case, stock: Tensor, inputs: Inputs, kernel: Kernel) -> None:
-    """Right inside a larger buffer of NaN, which is left alone."""
-    check_near(check_untouched(inputs, kernel), stock, case.apart, str(inputs))
+def check_padded(case: Case, stock: Tensor, inputs: Inputs, leaked: Tensor, kernel: Kernel) -> None:
+    """Right inside a larger buffer of NaN, which is left alone.
+
+    leaked: elements that the NaN reaches in the default, which may be NaN in a candidate's, too.
+    """
+    never = torch.zeros_like(leaked)
+    y = check_untouched(inputs, kernel)
+    check_near(y, stock, case.apart, str(inputs), infinite=Infinite(never, never, leaked))
 
 
 def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:

@@ -81,6 +81,21 @@ class Edit:
                 return lines[:, None] if o.line_axis == "m" else lines
         return None
 
+    def tame(self) -> Edit:
+        """The same without NaN and Inf."""
+        return replace(self, marks={name: torch.where(m.isfinite(), m, 1.0) for name, m in self.marks.items()})
+
+    def lines_with(
+        self, special: Callable[[Tensor], Tensor], y: Tensor, problem: Problem, operands: Sequence[Operand]
+    ) -> Tensor:
+        """Elements of Y [..., M, N] in whose row or column a mark is special, as torch.isnan or torch.isinf say it."""
+        found = torch.zeros((), dtype=torch.bool, device=y.device)
+        for o in operands:
+            if o.name in self.marks:
+                lines = o.per_line(special(self.marks[o.name]).double(), problem).to(y.device) > 0
+                found = found | (lines[:, None] if o.line_axis == "m" else lines)
+        return found.expand(y.shape)
+
     @contextmanager
     def applied(self, inputs: Inputs) -> Iterator[None]:
         """The inputs are so inside, and as they were outside."""

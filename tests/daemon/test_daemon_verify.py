@@ -69,6 +69,27 @@ def test_a_planted_fault_is_found_and_named(kernel, reason):
     assert re.search(reason, found.note), found.note
 
 
+def leaking(x, w, bias):
+    """As torch 2.13 in bf16 on CPUs with AMX: a row is NaN where the next one has NaN or Inf."""
+    y = planted.right(x, w, bias)
+    bad = ~x.isfinite().all(-1)
+    y[bad.roll(-1)] = torch.nan
+    return y
+
+
+@pytest.mark.parametrize(
+    ("kernel", "outcome"),
+    [
+        (planted.right, "ok"), (leaking, "ok"), (planted.eats_nan, "wrong"), (planted.eats_inf, "wrong"),
+    ],
+)  # fmt: skip
+def test_what_the_default_lets_into_other_rows_is_asked_of_nobody(kernel, outcome):
+    default = StatelessKernel(leaking)
+    with as_called(PROBLEM):
+        found = verify(PROBLEM, {CANDIDATE: StatelessKernel(kernel)}, default, device=CPU)[CANDIDATE]
+    assert found.outcome == outcome, found.note
+
+
 def test_a_kernel_that_raises_is_refused_in_one_line():
     found = verdict(planted.raises)
     assert found.outcome == "refused"

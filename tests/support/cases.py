@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from gemmtuned.configs.problem import Problem
 
 EDGES = [
@@ -54,3 +56,11 @@ LIBRARY_LAUNCH: dict[str, Any] = {
     "library": "cublaslt", "algo": "0102030405060708" * 8, "dtype": "bf16", "layout": "nt", "tf32": False, "max_m": 8,
     "workspace_bytes": 1024, "ld_multiple": 8, "pointer_align": 16,
 }  # fmt: skip
+
+
+def reads_beyond_rows() -> bool:
+    """Whether torch's own product in bf16 takes what lies beyond a row for part of it, as torch 2.13 does with AMX."""
+    x = torch.ones(17, 80, dtype=torch.bfloat16)
+    x[1:] = torch.nan
+    y = torch.nn.functional.linear(x, torch.ones(56, 80, dtype=torch.bfloat16))
+    return bool(y[0].isnan().any())
