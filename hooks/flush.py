@@ -82,15 +82,12 @@ class Flusher:
         self._pending, self._compiled = Pending(settings.flush_s), Notes()
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._aside: list[Sighting] = []  # of phases that have ended since the last flush
-        self._draining = (
-            allocate_rlock()
-        )  # around a drain and the change of the phase, in whose middle another may come
+        self._draining = allocate_rlock()  # around a drain and a change of the phase; a handler may begin another
         self.hurried = False  # a thread of the program's waits for the end of the drain that goes on
         self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
         self._due_s = clock.monotonic() + _pause_s(settings)
-        self._has_session = self.in_store = (
-            False  # our row is there; a flush is inside SQLite, not waiting for an import
-        )
+        self._has_session = False  # our row is in the store
+        self.in_store = False  # a flush is inside SQLite, not waiting for an import
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = self.dropped = 0
         self._write_until_s = math.inf  # of the last flush, of clock.monotonic()

@@ -200,7 +200,8 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
         stock = padded.run(default)
         leaked = stock.isnan()
         if bool(leaked.any()):  # the default reads what lies between the rows, as `_without_leak` says
-            activations, weights = ([t.contiguous() for t in ts] for ts in (padded.activations, padded.weights))
+            activations = [None if t is None else t.contiguous() for t in padded.activations]
+            weights = [t.contiguous() for t in padded.weights]
             stock = default.bind(*weights)(*activations)
     except REFUSALS:  # how far apart rows may lie is the library's to say: no program has such operands then
         return
