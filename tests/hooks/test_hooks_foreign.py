@@ -100,8 +100,13 @@ def test_packed_weights_are_counted_and_not_tuned(home: Home) -> None:
         home,
         """
     x, handler, c = torch.ones(2, 3, 32), torch.ones(32, 8), torch.zeros(2, 3, 8)
-    workers = [threading.Thread(target=lambda: [torch.ops._C.onednn_mm(c, x, None, handler) for _ in range(50)])
-               for _ in range(4)]
+
+    def calls():
+        torch.set_num_threads(1)  # a new thread has OpenMP's number until it says so, or runs a loop of torch's
+        for _ in range(50):
+            torch.ops._C.onednn_mm(c, x, None, handler)
+
+    workers = [threading.Thread(target=calls) for _ in range(4)]
     [t.start() for t in workers]
     [t.join() for t in workers]
     compiled = torch.compile(lambda x: torch.ops._C.onednn_mm(c, x, None, handler), backend="aot_eager")
@@ -537,6 +542,7 @@ def test_an_extension_of_the_stable_abi_is_counted_eager_compiled_and_in_threads
     ops, wrong = torch.ops._C, []
 
     def calls(times):
+        torch.set_num_threads(1)  # see above
         c = torch.zeros(6, 64)
         for _ in range(times):
             ops.onednn_mm(c, a, None, handler)
