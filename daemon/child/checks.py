@@ -124,20 +124,25 @@ class Infinite:
     such a scale.  scaled: elements that may be NaN where the default's is Inf, and Inf where it is NaN: one of the two
     multiplies a sum by such a scale, and the other parts of the sum, or the operands themselves, which gives infinities
     of both signs.
-    leaked: elements that the NaN or Inf of another row reaches in the default, which may be NaN in a candidate's, too.
     """
 
     unclear: Tensor
     scaled: Tensor
-    leaked: Tensor | None = None
 
 
 def check_near(
-    y: Tensor, stock: Tensor, apart: float, what: str, unit: Tensor | None = None, infinite: Infinite | None = None
+    y: Tensor,
+    stock: Tensor,
+    apart: float,
+    what: str,
+    unit: Tensor | None = None,
+    infinite: Infinite | None = None,
+    leaked: Tensor | None = None,
 ) -> None:
     """Every element near the default's: one wrong element outside the sampled rows shows here only.
 
     unit: where results are of very different sizes, how many times `apart` each of them may be off.
+    leaked: elements that the NaN or Inf of another row reaches in the default, which may be NaN in a candidate's, too.
     """
     check_form(y, stock)
     if unit is not None or y.dtype == torch.float64:
@@ -149,8 +154,8 @@ def check_near(
     if infinite is not None:
         distance[infinite.unclear & ~y.isfinite() & ~stock.isfinite()] = 0
         distance[infinite.scaled & (y.isnan() & stock.isinf() | y.isinf() & stock.isnan())] = 0
-        if infinite.leaked is not None:
-            distance[infinite.leaked & y.isnan()] = 0
+    if leaked is not None:
+        distance[leaked & y.isnan()] = 0
     if unit is not None:
         distance /= unit
     bad = ~(distance <= apart)
@@ -174,13 +179,8 @@ def check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
 
 
 def check_padded(case: Case, stock: Tensor, inputs: Inputs, leaked: Tensor, kernel: Kernel) -> None:
-    """Right inside a larger buffer of NaN, which is left alone.
-
-    leaked: elements that the NaN reaches in the default, which may be NaN in a candidate's, too.
-    """
-    never = torch.zeros_like(leaked)
-    y = check_untouched(inputs, kernel)
-    check_near(y, stock, case.apart, str(inputs), infinite=Infinite(never, never, leaked))
+    """Right inside a larger buffer of NaN, which is left alone; leaked: as check_near has it."""
+    check_near(check_untouched(inputs, kernel), stock, case.apart, str(inputs), leaked=leaked)
 
 
 def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
@@ -261,9 +261,10 @@ def check_same_closure(
     what: str,
     unit: Tensor | None = None,
     infinite: Infinite | None = None,
+    leaked: Tensor | None = None,
 ) -> None:
     """A closure that has run before, on what the inputs hold now: it may keep nothing of what they held."""
-    check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit, infinite)
+    check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit, infinite, leaked)
 
 
 def check_repeats(case: Case, kernel: Kernel) -> None:

@@ -40,12 +40,14 @@ class Edit:
     of W, element of a bias, row of a full C).  A finite one multiplies the line, NaN or Inf is written at one random
     place of it; 1 leaves it alone.
     bare: what is added is all zeros meanwhile, so that small results do not drown in it.
+    every_second: 0 or 1 where NaN and Inf are written into even lines, or odd ones, alone.
     """
 
     what: str
     marks: dict[str, Tensor]
     seed: int
     bare: bool = False
+    every_second: int | None = None
 
     def unit(self, y: Tensor, problem: Problem, operands: Sequence[Operand]) -> Tensor:
         """How much larger than usual each element of Y [..., M, N] may be, and its error with it."""
@@ -81,9 +83,17 @@ class Edit:
                 return lines[:, None] if o.line_axis == "m" else lines
         return None
 
-    def tame(self) -> Edit:
-        """The same without NaN and Inf."""
-        return replace(self, marks={name: torch.where(m.isfinite(), m, 1.0) for name, m in self.marks.items()})
+    def in_every_second(self, odd: int) -> Edit:
+        """The same with NaN and Inf at the same places of even lines alone, or of odd ones."""
+        return replace(self, every_second=odd)
+
+    def odd_lines(self, y: Tensor, problem: Problem, operands: Sequence[Operand]) -> Tensor:
+        """Elements of Y [..., M, N] of odd lines of the operands that have NaN or Inf."""
+
+        def odd(marks: Tensor) -> Tensor:
+            return (torch.arange(len(marks)) % 2 == 1) & ~marks.isfinite().all()
+
+        return self.lines_with(odd, y, problem, operands)
 
     def lines_with(
         self, special: Callable[[Tensor], Tensor], y: Tensor, problem: Problem, operands: Sequence[Operand]
@@ -114,7 +124,7 @@ class Edit:
                     if bool((marks == -1).all()):  # needs no copy of what may be gigabytes
                         undo.append(partial(negate_, negate_(t)))
                         continue
-                    _mark(operand.lines(t), marks, self.seed, undo)
+                    _mark(operand.lines(t), marks, self.seed, undo, self.every_second)
             yield
         finally:
             for back in reversed(undo):
@@ -225,7 +235,7 @@ def _shared_out(values: Sequence[float], count: int, draw: random.Random, *, eve
         yield marks
 
 
-def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], object]]) -> None:
+def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], object]], every_second: int | None) -> None:
     """lines: [..., count, length]; marks lie on the CPU."""
     at = (marks != 1).nonzero()[:, 0]
     here, dtype, raw = at.to(lines.device), lines.dtype, bits(lines)
@@ -243,5 +253,6 @@ def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], objec
         draw = torch.Generator().manual_seed(seed)
         *batch, _, length = lines.shape
         places = [torch.randint(size, (len(written),), generator=draw) for size in (*batch, length)]
-        index = [place.to(lines.device) for place in (*places[:-1], written, places[-1])]
-        raw.index_put_(tuple(index), bits(marks[written].to(lines.device, dtype)))
+        kept = written >= 0 if every_second is None else written % 2 == every_second
+        index = [place[kept].to(lines.device) for place in (*places[:-1], written, places[-1])]
+        raw.index_put_(tuple(index), bits(marks[written[kept]].to(lines.device, dtype)))
