@@ -19,7 +19,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from hashlib import sha256
 from io import BytesIO
@@ -33,6 +33,7 @@ from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.configs.value_class import value_class
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -45,7 +46,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,150}\.jsonl")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class TableFile:
     """One published file: its name in the folder, the SHA-256 of its bytes, its number of rows."""
 
@@ -54,7 +55,7 @@ class TableFile:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Manifest:
     """What is published. `created` is UTC, ISO 8601.
 

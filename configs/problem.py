@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
@@ -22,6 +22,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.spelling import NUMBERS, REST_OF_0_1_0, SPELLED, SWITCHES, values_of, written
+from gemmtuned.configs.value_class import value_class
 
 # Our short names with torch's ScalarType numbers: the native table packs the number, everything else uses the name.
 DTYPES: Final[dict[str, int]] = {
@@ -70,7 +71,7 @@ _WORD: Final = re.compile(r"[a-z0-9_]{1,40}")
 OTHERS_FAMILY: Final = re.compile(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # of another package: package.family
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Problem:
     """One GEMM as a backend sees it.
 

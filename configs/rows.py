@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.value_class import value_class
 
 ROWS: Final = "rows"
 KERNELS: Final = ("torch", "torch_swap", "onednn")
 MAX_BLOCK: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RowsConfig:
     """kernel: one of KERNELS.  block: rows of X a call at most, a multiple of `grain`, to which each call is padded."""
 

@@ -6,17 +6,17 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.numbers import decimal, whole
+from gemmtuned.configs.value_class import value_class
 
 RELOADS: Final = ("auto", "start", "manual")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class UserTables:
     """The tables that one AITER_CONFIG_* variable names, in its order."""
 
@@ -25,7 +25,7 @@ class UserTables:
     paths: tuple[Path, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Settings:
     """All that the environment decides, read once."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.value_class import value_class
 
 OUTCOMES: Final = ("miss", "exact", "padded")  # index = code in the native table
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Sighting:
     """This process called this problem `calls` times since it last said so.
 
@@ -30,7 +30,7 @@ class Sighting:
     phase: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Session:
     """One hooked process, as `gemmtuned status` shows it.
 

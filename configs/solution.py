@@ -12,7 +12,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.old_stamps import of_kernel
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.value_class import value_class
 
 MODES: Final = ("eager", "graph")
 DEFAULT_BACKEND: Final = "torch"  # the incumbent wherever nothing is published
@@ -31,7 +32,7 @@ LIVE_STATES: Final = ("published", "default_best", "pinned")  # states that coun
 CROWDED: Final = 0.15  # others used more of the device than this: ratios of times hold, the times do not
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Candidate:
     """A backend and its config, as canonical JSON text ("{}" when the backend has nothing to choose)."""
 
@@ -56,7 +57,7 @@ class Candidate:
         return cls(backend, json.dumps(config, sort_keys=True, separators=(",", ":")))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Device:
     """A device kind as problems are keyed by it: all devices with equal key share solutions.
 
@@ -71,7 +72,7 @@ class Device:
     units: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Environment:
     """A device and a torch, which decide what is asked for, and the versions that decide which solutions hold there.
 
@@ -112,7 +113,7 @@ def kernel_stamps(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
     return {f"{backend}.{kernel}": f"{kernel}/{version}" for kernel, version in versions.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Solution:
     """The candidate chosen for a problem.
 

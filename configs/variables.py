@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from gemmtuned.configs.value_class import value_class
 
-@dataclass(frozen=True, slots=True)
+
+@value_class
 class Variable:
     """One line of docs/reference/variables.md and of `gemmtuned doctor`."""
 

@@ -14,15 +14,16 @@ product (quantises X, adds zero points), its calls are counted as opaque: no ker
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Final
+
+from gemmtuned.configs.value_class import value_class
 
 FORMS: Final = ("kn", "nk", "opaque", "opaque batched", "weights")  # index: Form of foreign.h
 ROUTED: Final = 16  # kRouted of foreign.h
 
 
-@dataclass(frozen=True, kw_only=True)
+@value_class(kw_only=True)
 class Operator:
     """schema: types and names of its arguments and results, without aliases and defaults; the name alone where those
     differ between versions: it is then counted as opaque wherever x (and y) are tensors of its.
@@ -45,22 +46,22 @@ class Operator:
     form: str = "opaque"
     routed: bool = False
 
-    @cached_property
+    @property
     def name(self) -> str:
         """The operator's name with its namespace: `_C::cutlass_scaled_mm`."""
         return self.schema.partition("(")[0]
 
-    @cached_property
+    @property
     def is_exact(self) -> bool:
         """Whether the whole schema is known."""
         return "(" in self.schema
 
-    @cached_property
+    @property
     def code(self) -> int:
         """Its form for Native.stand_before."""
         return FORMS.index(self.form) | (ROUTED if self.routed else 0)
 
-    @cached_property
+    @property
     def arguments(self) -> tuple[int, ...]:
         """Their numbers, as Native.stand_before takes them, where the whole schema is known."""
         inside = self.schema.partition("(")[2].rpartition(") ->")[0]

@@ -23,7 +23,13 @@ OF_RECORDS = {  # what a table's rows take in addition
 MOST = 90  # files in all, of which the store has 11
 PROGRAM = """
     import atexit, json, sys
-    atexit.register(lambda: print(json.dumps(sorted(m for m in sys.modules if m.startswith("gemmtuned")))))
+    def told():
+        ours = {name: module for name, module in sys.modules.items() if name.startswith("gemmtuned")}
+        kinds = {kind for module in ours.values() for kind in vars(module).values() if isinstance(kind, type)}
+        frozen = sorted(kind.__qualname__ for kind in kinds if kind.__module__ in ours
+                        and getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
+        print(json.dumps({"modules": sorted(ours), "frozen": frozen}))
+    atexit.register(told)
     import torch, gemmtuned
     if len(sys.argv) > 1:
         assert gemmtuned.ready(30) and gemmtuned.status()["rows"] == 1
@@ -32,19 +38,21 @@ PROGRAM = """
 
 
 def test_a_program_that_counts_imports_no_backend_and_no_launch_record(home: Home) -> None:
-    """At its very end: the last flush has imported what it needs."""
-    modules = {*home.run(PROGRAM, fresh=True).said}
+    """At its very end: the last flush has imported what it needs.  Frozen dataclasses are value_classes (see there)."""
+    told = home.run(PROGRAM, fresh=True).said
+    modules = {*told["modules"]}
 
     assert home.calls() == 1
     assert {m for m in modules if m.startswith("gemmtuned.kernels")} == COUNTING
     assert not modules & {*OF_RECORDS, "gemmtuned._testing.fault_rules"}
+    assert told["frozen"] == []
     assert len(modules) <= MOST, sorted(modules)
 
 
 @pytest.mark.long
 def test_a_program_with_a_table_imports_what_its_rows_need(home: Home) -> None:
     publish(home.path / "configs", [published(replace(LINEAR, m=64), "torch_swap")], 1)
-    modules = {*home.run(PROGRAM, "table", fresh=True).said}
+    modules = {*home.run(PROGRAM, "table", fresh=True).said["modules"]}
 
     assert {m for m in modules if m.startswith("gemmtuned.kernels")} == COUNTING | {"gemmtuned.kernels.cublaslt"}
     assert modules >= OF_RECORDS
