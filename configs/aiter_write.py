@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from gemmtuned.configs.aiter_csv import Table
 from gemmtuned.configs.errors import TableError
 
 
@@ -43,9 +42,3 @@ def write_lines(file: TextIO, columns: Sequence[str], rows: Iterable[Sequence[st
     writer = csv.writer(file, lineterminator="\n", delimiter=separator)
     writer.writerow(columns)
     writer.writerows(rows)
-
-
-def write_table(path: Path, table: Table) -> None:
-    """Write a table back with its own header; what was read of it again has equal rows."""
-    rows = (row.cells for row in table.rows)
-    write_file(path, table.header.columns, rows, separator=table.header.separator)

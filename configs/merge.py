@@ -35,13 +35,10 @@ class TunedTable:
     """Rows of one family by AITER's look-up key: architecture, compute units and the family's key columns.
 
     here: this machine's architecture, for rows that tell neither gfx nor a CU count that stands for one.
-    duplicates and without_time count the rows that lost, or had no valid time.
     """
 
     def __init__(self, family: AiterFamily, rows: Iterable[Row] = (), *, here: str = "") -> None:
         self.family = family
-        self.duplicates = 0
-        self.without_time = 0
         self._here = here
         self._size = next((i for i, column in enumerate(family.key) if column in ("M", "m", "token")), 0)
         self._n = next((i for i, column in enumerate(family.key) if column in ("N", "n")), self._size)
@@ -81,12 +78,10 @@ class TunedTable:
     def _add(self, row: Row) -> None:
         us = time_of(row)
         if us is None and "us" in row.header.at:  # 0 or less, infinite, nan or empty: not measured
-            self.without_time += 1
             return
         key = (gfx_of(row, here=self._here), units_of(row), *self._key(row))
         other = self._rows.get(key)
         if other is not None:
-            self.duplicates += 1
             known = time_of(other)
             if us is None or (known is not None and us >= known):
                 return

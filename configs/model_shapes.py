@@ -148,22 +148,13 @@ def unknown(what: str, kind: str = "") -> ProblemError:
     )
 
 
-def modules(config: Mapping[str, Any]) -> list[Weight]:
-    """Every linear layer of the model, as transformers builds it. Raises ProblemError for a model we do not know."""
-    return plan(config, fused=False).weights
-
-
-def shapes(config: Mapping[str, Any], *, tp: int = 1, fused: bool = True, ep: int = 1) -> list[Weight]:
-    """What one of `tp` ranks runs; fused=False leaves the products as transformers has them (and tp must be 1).
-
-    ep: over how many ranks a mixture's experts are spread, whole; the others of the tp ranks share an expert.  Raises
-    ProblemError when the model is not known or cannot be split over that many ranks.
-    """
-    return plan(config, tp=tp, fused=fused, ep=ep).weights
-
-
 def plan(config: Mapping[str, Any], *, tp: int = 1, fused: bool = True, ep: int = 1) -> Plan:
-    """As shapes, with what to know of the model beside. Raises ProblemError."""
+    """The products that one of `tp` ranks runs, and what else is to be known of the model.
+
+    fused=False: every linear layer by itself, as transformers builds it; tp must be 1.  ep: over how many ranks a
+    mixture's experts are spread, whole; the others of the tp ranks share an expert.  Raises ProblemError when the
+    model is not known or cannot be split over that many ranks.
+    """
     try:
         return _plan(config, tp=tp, fused=fused, ep=ep)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as err:

@@ -200,14 +200,8 @@ def least_regret(times: Times) -> dict[str, Config]:
     return {key: chosen[key] for key in sorted(chosen, key=_order)}
 
 
-def problem_of(file: TileFile, key: str) -> Problem | None:
-    """The problem of an entry at the bound of its bucket; None for defaults, categories, and what we cannot express."""
-    found = problem_or_reason(file, key)
-    return found if isinstance(found, Problem) else None
-
-
 def problem_or_reason(file: TileFile, key: str) -> Problem | str:
-    """As problem_of, or why there is none."""
+    """The problem of an entry at the bound of its bucket, or why there is none: a default, a category, not ours."""
     kind = _KINDS.get(re.sub(r"[-_](ATOMIC|PRESHUFFLED)$", "", file.name))
     bound = re.fullmatch(r"M_[LG]EQ_([0-9]+)", key)
     if kind is None and "A8W8" in file.name and "BLOCKSCALE" not in file.name:

@@ -20,7 +20,6 @@ from gemmtuned.db.rows import Part, rows, us
 
 ALONE_US: Final = 3_600_000_000  # a fleet nobody has synced with for so long holds nothing back
 LOW: Final = 3  # units claimed and not begun: with fewer the next sync is asked to claim more
-ASK_US: Final = 1_000_000
 _MEMBERS: Final = """
 SELECT d.problem_id FROM {table} f
 JOIN problem b ON b.id = f.problem_id

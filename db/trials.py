@@ -11,7 +11,6 @@ from gemmtuned.db.leases import Work, known_ids
 from gemmtuned.db.rows import Part, plain, stamps_here
 
 DEADLY: Final = 2  # problems on which a candidate killed its worker: with this source and these versions it is poison
-FAILED_OUTCOMES: Final = ("crash", "hang", "killed", "wrong", "refused")  # trials that are not repeated
 _TRIAL: Final = """
 INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, us, err, outcome, note, owner, started_us,
     stamp)
@@ -47,7 +46,7 @@ class Trials(Part):
     ) -> None:  # fmt: skip
         """Keep what one run of a candidate gave, at once; the newest of its problem, candidate and phase stays.
 
-        problem: the member that was run.  outcome: `ok`, one of FAILED_OUTCOMES, or any other word.
+        problem: the member that was run.  outcome: one of protocol/wire.py.
         """
 
         def keep(conn: sqlite3.Connection) -> None:

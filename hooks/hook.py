@@ -12,7 +12,6 @@ and a line that says why.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.selections import Selections
 
-log = logging.getLogger("gemmtuned.hooks")
 EXIT_S: Final = 0.5  # at the end of the program the thread is waited for so long,
 FORK_S: Final = 0.02  # and before a fork: it sleeps, unless it is in the middle of something
 _parents: list[_Parts] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever

@@ -20,19 +20,18 @@ from torch import Tensor
 
 from gemmtuned.kernels.dtypes import bits
 
-ACTS: Final = ("silu", "gelu", "swiglu")
 PAIRS: Final = ("mxfp4", "int4")  # of two numbers a byte
-QUANTS: Final = ("none", "tensor", "row", "128x128", *PAIRS)
 MOST_DEQUANTISED: Final = 1 << 32  # bytes of one weight of all experts, which a graph keeps
 LIMIT, ALPHA = 7.0, 1.702  # of gpt-oss's swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """act: one of ACTS.  gated: the first product has gate and up halves; interleaved: they take turns row by row.
+    """act: silu, gelu or swiglu.  gated: the first product has gate and up halves; interleaved: they alternate by row.
 
-    weighted: the routing weights multiply the first product instead of the second.  quant: how weights are kept, one
-    of QUANTS: as they are; in 8 bits with a scale an expert, a row, 128x128; e2m1 with an e8m0 scale for 32; int4.
+    weighted: the routing weights multiply the first product instead of the second.
+    quant: how the weights are kept: as they are (none); in 8 bits with one scale per expert (tensor), per row (row) or
+    per block (128x128); as e2m1 with an e8m0 scale per 32 of them (mxfp4); as int4.
     """
 
     act: str = "silu"

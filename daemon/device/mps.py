@@ -33,10 +33,6 @@ class Mps:
         self._look_at_s = float("-inf")
         self._process = ""
 
-    def is_running(self) -> bool:
-        """True when it serves somebody here, as far as can be seen."""
-        return bool(self.seen())
-
     def seen(self) -> str:
         """What shows it: a process, or a pipe and its owner; "" for nothing."""
         now_s = self._clock()

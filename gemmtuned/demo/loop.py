@@ -30,7 +30,6 @@ ROUNDS_S: Final = 12.0  # no round begins after this: beside others, all take lo
 TUNE_S: Final = 30  # seconds for the daemon; what is not tuned by then stays as it was
 SAY_S: Final = 5.0  # between two lines while it tunes
 LOOK_S: Final = 0.1
-RELOAD_S: Final = 5.0  # a running program has taken the table up by then
 
 
 @dataclass(slots=True)

@@ -139,11 +139,6 @@ def age(seconds: float) -> str:
     return f"{seconds // 86400:.0f} d ago"
 
 
-def yes(value: Any) -> str:
-    """True as yes, False as no."""
-    return "yes" if value else "no"
-
-
 TIMES: Final = (  # what torch's own takes, what a problem takes now, and how many times faster that is
     Column("baseline_us", "torch", duration),
     Column("us", "now", duration),

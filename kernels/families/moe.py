@@ -223,13 +223,6 @@ def how_of(problem: Problem) -> How:
     )  # fmt: skip
 
 
-def touched_bytes(problem: Problem, ids: Tensor) -> int:
-    """Bytes of the weights and scales of the experts that these ids really visit: the floor of a call's time."""
-    visited = torch.unique(ids)
-    count = int(((visited >= 0) & (visited < (problem.experts or 0))).sum())
-    return count * (Family.weight_bytes(MOE, problem) // (problem.experts or 1))
-
-
 def _visited(problem: Problem) -> int:
     """How many experts may be visited where some are not."""
     return max(problem.topk or 1, (problem.experts or 1) // 2)

@@ -19,7 +19,7 @@ from gemmtuned.configs.model_layers import MODELS
 from gemmtuned.configs.model_lines import FOLDER, read, sections
 from gemmtuned.configs.model_parts import Weight
 from gemmtuned.configs.model_reader import DEFAULTS
-from gemmtuned.configs.model_shapes import architecture, known, modules, read_config, split
+from gemmtuned.configs.model_shapes import architecture, known, plan, read_config, split
 
 pytestmark = pytest.mark.usefixtures("transformers")
 PARTS = 60  # of all types: `make soak` takes the types of each part together
@@ -83,7 +83,7 @@ def test_what_is_not_described_is_refused_with_the_way_out() -> None:
         if config is None or kind in known():
             continue
         with pytest.raises(ProblemError, match="--from-transformers"):
-            modules(config)
+            plan(config, fused=False)
 
 
 @pytest.mark.long
@@ -204,7 +204,7 @@ def test_the_published_models_are_split_over_eight_ranks_as_their_plans_say() ->
     for path in FOLDERS:
         config = {**read_config(path), "quantization_config": None, "hf_quant_config": None}
         kind, folder = architecture(config), config["folder_name"]
-        weights = [w for w in modules(config) if not w.part]
+        weights = [w for w in plan(config, fused=False).weights if not w.part]
         compared, found = shares(weights, kind, 8)
         assert found == [], folder
         assert compared > 5, folder
@@ -212,7 +212,7 @@ def test_the_published_models_are_split_over_eight_ranks_as_their_plans_say() ->
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "olmo2", "gemma3_text", "glm4_moe", "llama4_text", "mixtral"])
 def test_a_type_is_split_as_its_plan_says(kind: str) -> None:
-    compared, found = shares(modules(default(kind) or {}), kind, 8)
+    compared, found = shares(plan(default(kind) or {}, fused=False).weights, kind, 8)
     assert found == []
     assert compared > 4
 
@@ -223,7 +223,7 @@ def test_every_type_is_split_as_its_plan_says(kind: str) -> None:
     theirs(kind)
     config = default(kind)
     try:
-        weights = [w for w in modules(config or {}) if not w.part]
+        weights = [w for w in plan(config or {}, fused=False).weights if not w.part]
         _, found = shares(weights, kind, 4)
     except ProblemError as err:
         assert "does not divide" in str(err) or "missing" in str(err) or config is None

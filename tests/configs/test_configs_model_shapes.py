@@ -13,7 +13,7 @@ import torch
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_layers import MODELS
 from gemmtuned.configs.model_reader import Reader
-from gemmtuned.configs.model_shapes import dtype_of, modules, problems, read_config, shapes
+from gemmtuned.configs.model_shapes import dtype_of, plan, problems, read_config
 
 # Small, and no two sizes alike, so that a mix-up shows
 BASE = {
@@ -102,7 +102,7 @@ def test_every_weight_is_one_that_transformers_builds(kind: str, more: dict[str,
         built[short, sizes, bool(bias)] += 1
 
     ours: Counter[tuple[str, tuple[int, ...], bool]] = Counter()
-    for w in modules({"model_type": kind, **BASE, **more}):
+    for w in plan({"model_type": kind, **BASE, **more}, fused=False).weights:
         ours[w.name, (w.experts, w.n, w.k) if w.experts else (w.n, w.k), w.bias] += w.count
 
     assert ours == built
@@ -159,7 +159,7 @@ GPT_OSS_120B = {
 
 
 def sizes(config: dict[str, Any], **how: Any) -> dict[str, tuple[int, int]]:
-    return {w.name: (w.n, w.k) for w in shapes(config, **how) if not w.experts}
+    return {w.name: (w.n, w.k) for w in plan(config, **how).weights if not w.experts}
 
 
 def test_llama_70b_as_served() -> None:
@@ -191,7 +191,7 @@ def test_deepseek_v3_on_eight_ranks_as_served() -> None:
         "mlp.shared_experts.down_proj": (7168, 256),
         "lm_head": (16160, 7168),
     }
-    absorbed = [w for w in shapes(DEEPSEEK_V3, tp=8) if w.batch > 1]
+    absorbed = [w for w in plan(DEEPSEEK_V3, tp=8).weights if w.batch > 1]
     assert {w.batch for w in absorbed} == {16}
     assert {p.family for p in problems(absorbed, [1], dtype="bf16", threads=0)} == {"batched"}
 
@@ -205,27 +205,27 @@ def test_key_and_value_heads_are_repeated_where_ranks_are_more(tp: int, qkv: int
 
 
 def test_what_is_quantised_is_named_and_left_out() -> None:
-    found = {w.name: w for w in shapes(GPT_OSS_120B)}
+    found = {w.name: w for w in plan(GPT_OSS_120B).weights}
 
     assert (found["self_attn.qkv_proj"].n, found["self_attn.qkv_proj"].bias) == (5120, True)
     assert (found["mlp.router"].n, found["mlp.router"].k) == (128, 2880)
     assert {name for name, w in found.items() if w.left_out} == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
     fp8 = {**DEEPSEEK_V3, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    assert {w.name for w in shapes(fp8) if not w.left_out} == {"mlp.gate", "lm_head"}
+    assert {w.name for w in plan(fp8).weights if not w.left_out} == {"mlp.gate", "lm_head"}
 
 
 def test_each_shape_says_why() -> None:
-    qkv = next(w for w in shapes(LLAMA_70B, tp=8) if w.name == "self_attn.qkv_proj")
+    qkv = next(w for w in plan(LLAMA_70B, tp=8).weights if w.name == "self_attn.qkv_proj")
 
     assert qkv.why == (
         "1024 q_proj + 128 k_proj + 128 v_proj: 64 heads of 128, over 8 ranks; 8 key/value heads of 128, over 8 ranks"
     )
     assert qkv.count == 80
-    assert all(w.why for kind in (QWEN3_235B, DEEPSEEK_V3, GPT_OSS_120B) for w in shapes(kind))
+    assert all(w.why for kind in (QWEN3_235B, DEEPSEEK_V3, GPT_OSS_120B) for w in plan(kind).weights)
 
 
 def test_problems_take_each_m_and_repeat_no_shape() -> None:
-    found = problems(shapes(LLAMA_70B, tp=8), [1, 512], dtype="bf16", threads=0)
+    found = problems(plan(LLAMA_70B, tp=8).weights, [1, 512], dtype="bf16", threads=0)
 
     assert len(found) == len(set(found)) == 10
     assert {p.m for p in found} == {1, 512}
@@ -243,7 +243,7 @@ def test_problems_take_each_m_and_repeat_no_shape() -> None:
 )
 def test_what_cannot_be_derived_is_named(config: dict[str, Any], how: dict[str, Any], said: str) -> None:
     with pytest.raises(ProblemError, match=said):
-        shapes(config, **how)
+        plan(config, **how)
 
 
 def test_a_config_may_begin_with_a_byte_order_mark_and_leave_the_dtype_to_the_weights(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from published import FOLDERS, MODELS
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_parts import Weight
-from gemmtuned.configs.model_shapes import architecture, modules, plan, read_config, shapes
+from gemmtuned.configs.model_shapes import architecture, plan, read_config
 from gemmtuned.configs.model_shapes import known as known_types
 from gemmtuned.kernels.from_transformers import built
 
@@ -73,7 +73,7 @@ def test_a_published_model_has_the_linear_layers_that_transformers_builds(folder
 
     ours: Counter[Sizes] = Counter()
     towers = False
-    for weight in modules(read_config(folder)):
+    for weight in plan(read_config(folder), fused=False).weights:
         ours[sizes_of(weight)] += weight.count
         towers |= weight.part == "vision"
 
@@ -91,7 +91,7 @@ def test_every_published_model_is_known_and_every_weight_says_why() -> None:
     assert sum(known.values()) == len(FOLDERS)
     for folder, config in configs.items():
         for tp in (1, 8):
-            for weight in shapes(config, tp=tp):
+            for weight in plan(config, tp=tp).weights:
                 assert weight.why, folder
                 assert weight.n > 0, folder
     assert len(known_types()) >= 150
@@ -99,7 +99,7 @@ def test_every_published_model_is_known_and_every_weight_says_why() -> None:
 
 def one(name: str, **how: Any) -> dict[str, tuple[int, int, int]]:
     found: dict[str, tuple[int, int, int]] = {}
-    for w in shapes(read_config(MODELS / name), **how) if how.get("tp") else modules(read_config(MODELS / name)):
+    for w in plan(read_config(MODELS / name), **(how if how.get("tp") else {"fused": False})).weights:
         if not w.part:
             found.setdefault(w.name, (w.n, w.k, w.count))
     return found
@@ -144,7 +144,7 @@ def test_shapes_derived_by_hand(name: str, wanted: dict[str, tuple[int, int, int
 
 
 def test_a_searched_models_layers_differ_in_their_feed_forward_width() -> None:
-    found = modules(read_config(MODELS / "nvidia--Llama-3_3-Nemotron-Super-49B-v1"))
+    found = plan(read_config(MODELS / "nvidia--Llama-3_3-Nemotron-Super-49B-v1"), fused=False).weights
 
     assert {(w.n, w.count) for w in found if w.name == "mlp.up_proj"} == {
         (28672, 49), (14336, 6), (7168, 10), (5632, 8), (2816, 6), (17920, 1),
@@ -152,9 +152,9 @@ def test_a_searched_models_layers_differ_in_their_feed_forward_width() -> None:
 
 
 def test_selector_products_of_one_input_run_as_one_and_groups_run_as_a_batch() -> None:
-    glm = {w.name: w for w in shapes(read_config(MODELS / "zai-org--GLM-5"), tp=8)}
-    v32 = {w.name: w for w in shapes(read_config(MODELS / "nvidia--DeepSeek-V3.2-NVFP4"), tp=8)}
-    v4 = {w.name: w for w in shapes(read_config(MODELS / "deepseek-ai--DeepSeek-V4-Flash"), tp=4)}
+    glm = {w.name: w for w in plan(read_config(MODELS / "zai-org--GLM-5"), tp=8).weights}
+    v32 = {w.name: w for w in plan(read_config(MODELS / "nvidia--DeepSeek-V3.2-NVFP4"), tp=8).weights}
+    v4 = {w.name: w for w in plan(read_config(MODELS / "deepseek-ai--DeepSeek-V4-Flash"), tp=4).weights}
 
     assert (glm["self_attn.indexer.wk_weights_proj"].n, glm["self_attn.indexer.wk_weights_proj"].k) == (160, 6144)
     assert v32["self_attn.indexer.wk_weights_proj"].n == 192
@@ -162,24 +162,26 @@ def test_selector_products_of_one_input_run_as_one_and_groups_run_as_a_batch() -
 
 
 def test_heads_that_guess_ahead_and_towers_are_listed_apart() -> None:
-    served = {w.name: w for w in shapes(read_config(MODELS / "XiaomiMiMo--MiMo-7B-Base"))}
-    tower = [w for w in modules(read_config(MODELS / "Qwen--Qwen3-VL-4B-Instruct")) if w.part == "vision"]
+    served = {w.name: w for w in plan(read_config(MODELS / "XiaomiMiMo--MiMo-7B-Base")).weights}
+    tower = [
+        w for w in plan(read_config(MODELS / "Qwen--Qwen3-VL-4B-Instruct"), fused=False).weights if w.part == "vision"
+    ]
 
     assert (served["mtp.eh_proj"].n, served["mtp.eh_proj"].k, served["mtp.eh_proj"].count) == (4096, 8192, 1)
     assert "mtp.self_attn.qkv_proj" in served
     assert {(w.n, w.k) for w in tower} >= {(3072, 1024), (4096, 4096), (2560, 4096)}
-    assert not any(w.part == "mtp" for w in modules(read_config(MODELS / "XiaomiMiMo--MiMo-7B-Base")))
+    assert not any(w.part == "mtp" for w in plan(read_config(MODELS / "XiaomiMiMo--MiMo-7B-Base"), fused=False).weights)
 
 
 def test_experts_are_spread_whole_over_ranks() -> None:
-    spread = {w.name: w for w in shapes(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8, ep=8)}
-    shared = {w.name: w for w in shapes(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8)}
+    spread = {w.name: w for w in plan(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8, ep=8).weights}
+    shared = {w.name: w for w in plan(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8).weights}
 
     assert (spread["mlp.experts.gate_up_proj"].experts, spread["mlp.experts.gate_up_proj"].n) == (16, 3072)
     assert (shared["mlp.experts.gate_up_proj"].experts, shared["mlp.experts.gate_up_proj"].n) == (128, 384)
     assert spread["self_attn.qkv_proj"].n == 1280
     with pytest.raises(ProblemError, match="--ep 5 does not divide the 128 experts"):
-        shapes(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8, ep=5)
+        plan(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8, ep=5)
 
 
 # --- quantised checkpoints, by the rules of who published them
@@ -187,7 +189,7 @@ def test_experts_are_spread_whole_over_ranks() -> None:
 
 def kept(name: str) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
-    for w in modules(read_config(MODELS / name)):
+    for w in plan(read_config(MODELS / name), fused=False).weights:
         found.setdefault(w.name, Counter())[f"{w.dtype} {w.scale}".strip() or "plain"] += w.count
     return found
 
@@ -278,7 +280,7 @@ def test_transformers_own_modules_serve_where_there_is_no_description() -> None:
     found = built(config)
 
     assert Counter((sizes_of(w), w.dtype) for w in found.weights for _ in range(w.count)) == Counter(
-        (sizes_of(w), w.dtype) for w in modules(config) for _ in range(w.count)
+        (sizes_of(w), w.dtype) for w in plan(config, fused=False).weights for _ in range(w.count)
     )
     with pytest.raises(ProblemError, match="has no model_type 'nobody' either"):
         built({"model_type": "nobody"})

@@ -207,7 +207,7 @@ def test_entries_become_problems_at_their_bound_and_candidates_of_our_kernel() -
     found = read_file(DATA / "gfx950-GEMM-A16W16-ATOMIC-N=256-K=7168.json")
     key = "M_LEQ_16"
 
-    assert triton_json.problem_of(found, key) == Problem(m=16, n=256, k=7168)
+    assert triton_json.problem_or_reason(found, key) == Problem(m=16, n=256, k=7168)
     candidate = triton_json.candidate_of(found.buckets[key])
     assert candidate is not None
     assert json.loads(candidate.config)["kernel"] == "tiles"
@@ -215,7 +215,10 @@ def test_entries_become_problems_at_their_bound_and_candidates_of_our_kernel() -
     assert back is not None
     assert {name: back[name] for name in TILE} == {name: found.buckets[key][name] for name in TILE}
     assert triton_json.config_of(Candidate.of("triton", kernel="gemv")) is None
-    assert triton_json.problem_of(found, "any") is None
+    assert (
+        triton_json.problem_or_reason(found, "any")
+        == "a tile of kernel GEMM-A16W16-ATOMIC for a range of M without a bound"
+    )
 
 
 @pytest.mark.parametrize("part", ["T=1", "K=128_copy", "GATED"])

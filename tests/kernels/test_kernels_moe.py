@@ -28,7 +28,7 @@ from gemmtuned.kernels.cuda import moe_compile, nvrtc
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.error import CAPS, R_FACTOR, SURE, Error, Spread, limits, measure_error, roundings
-from gemmtuned.kernels.families.moe import MOE, MixtureKernel, how_of, touched_bytes
+from gemmtuned.kernels.families.moe import MOE, MixtureKernel, how_of
 from gemmtuned.kernels.mixture import How, Operands
 
 CPU = torch.device("cpu")
@@ -306,7 +306,6 @@ def test_what_it_has_no_inputs_for_is_said() -> None:
 def test_the_floor_is_made_of_visited_experts() -> None:
     problem = moe("bf16:3x64x64", experts=6)
     assert MOE.weight_bytes(problem) == 6 * 3 * 40 * 64 * 2
-    assert touched_bytes(problem, torch.tensor([[0, 5], [5, -1]])) == 2 * 3 * 40 * 64 * 2
 
 
 @pytest.mark.long
@@ -342,7 +341,6 @@ def test_bytes_are_those_of_packed_weights_and_scales() -> None:
     ):  # fmt: skip
         problem = quantised(text)
         assert MOE.weight_bytes(problem) == 6 * one and MOE.weight_bytes(problem.with_m(1)) == 2 * one
-        assert touched_bytes(problem, torch.tensor([[0, 5], [5, -1]])) == 2 * one
     assert problem.flops == 2 * 4 * 2 * (of_w1 + of_w2)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.model_parts import Weight
-from gemmtuned.configs.model_shapes import modules
+from gemmtuned.configs.model_shapes import plan
 from gemmtuned.kernels.from_transformers import built
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
@@ -93,7 +93,7 @@ def difference(config: dict[str, Any], *, names: bool = False) -> str | None:
     except ProblemError:
         return "-"
     try:
-        ours = counted(modules(config), names=names)
+        ours = counted(plan(config, fused=False).weights, names=names)
     except ProblemError as err:
         said = str(err)
         return None if "--from-transformers" in said or "needs it" in said else f"refused: {said}"
