@@ -21,145 +21,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import record
-from gpu_daemon_roles import p, used_bytes
+from gpu_daemon_preempt import preempt
+from gpu_daemon_programs import LINES, ROLES, Other, Tuning, is_gone, names, say, sessions
 
 HERE = Path(__file__).resolve()
-ROLES = HERE.with_name("gpu_daemon_roles.py")
-STARTED = time.monotonic()
-LINES: list[dict[str, Any]] = []
-
-
-def say(ok: bool | None, text: str) -> None:
-    """ok: None for a fact that is neither right nor wrong."""
-    mark = {True: "ok    ", False: "WRONG ", None: "      "}[ok]
-    print(f"[{time.monotonic() - STARTED:5.0f} s] {mark} {text}", flush=True)
-    LINES.append({"ok": ok, "text": text})
-
-
-class Other:
-    """Another program: gpu_daemon_roles.py, told what to do line by line, answering with JSON lines."""
-
-    def __init__(self, role: str, device: str, *args: str, gpu: int | None = None) -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("AITER_", "GEMMTUNED_"))}
-        if gpu is not None:
-            env |= {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        self.process = subprocess.Popen(
-            [sys.executable, str(ROLES), role, "--device", device, *args],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
-        )  # fmt: skip
-        self.hear()
-
-    def tell(self, **what: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}")
-        return dict(json.loads(line))
-
-    def ask(self, **what: Any) -> dict[str, Any]:
-        self.tell(**what)
-        return self.hear()
-
-    def __enter__(self) -> Other:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-class Tuning:
-    """A daemon with a home full of problems, and what it says about itself."""
-
-    def __init__(
-        self,
-        device: str,
-        *options: str,
-        count: int = 400,
-        offset: int = 0,
-        planted: bool = False,
-        home: Path | None = None,
-    ) -> None:
-        self.home = home or Path(tempfile.mkdtemp(prefix="gemmtuned-"))
-        self.env = {**os.environ, "GEMMTUNED_HOME": str(self.home), "GEMMTUNED_DEVICE_LOCKS": str(self.home)}
-        if home is None:
-            subprocess.run(
-                [
-                    sys.executable, str(ROLES), "seed", "--device", device, "--count", str(count),
-                    "--offset", str(offset), *(["--planted"] if planted else []),
-                ],
-                env=self.env, check=True,
-            )  # fmt: skip
-        self.options = options
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Tuning:
-        log = (self.home / "daemon.log").open("ab")
-        command = [sys.executable, "-P", "-m", "gemmtuned", "daemon", *self.options]
-        self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        assert self.process is not None
-        self.process.terminate()
-        self.process.wait(10)
-
-    def notice(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            notice = json.loads((self.home / "daemon.json").read_text())
-            if self.process is not None and notice["pid"] == self.process.pid:
-                return dict(notice)
-        return {"seats": [], "state": "", "reason": "", "solved": 0}
-
-    def until(self, seconds: float, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-        """The first notice of which this holds; None when there was none in time."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            notice = self.notice()
-            if what(notice):
-                return notice
-            time.sleep(0.01)
-        return None
-
-    def until_tuning(self, seconds: float = 30.0) -> int | None:
-        """The worker's number once it is at a problem."""
-        notice = self.until(seconds, lambda n: any(s["state"] == "tuning" for s in n["seats"]))
-        return next((s["worker_pid"] for s in notice["seats"] if s["state"] == "tuning"), None) if notice else None
-
-    def log(self) -> list[str]:
-        return (self.home / "daemon.log").read_text().splitlines()
-
-
-def names(device: str, gpu: int = 0) -> str:
-    return "cpu" if device == "cpu" else f"cuda:{gpu}"
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-# --- the parts
 
 
 def facts(device: str, out: Path) -> dict[str, Any]:
@@ -213,113 +87,6 @@ def probe(device: str, out: Path) -> dict[str, Any]:
         f"probe p99 beside the daemon {ratio:.3f}x of alone; A/A {spread:.3f}x",
     )
     return {"windows": windows, "ratio": ratio, "aa_spread": spread, "tuned_meanwhile": tuned}
-
-
-def sessions(device: str, *options: str, seconds: float, most: int, gpu: int = 0) -> Iterator[int]:
-    """Workers that are at a problem, at no particular moment of their search; the caller makes the daemon give way."""
-    end = time.monotonic() + seconds
-    home: Path | None = None
-    given = 0
-    while given < most and time.monotonic() < end:
-        with Tuning(device, *options, "--devices", names(device, gpu), home=home) as tuning:
-            home = tuning.home
-            for _ in range(3):  # after more yields in a row without a result it waits longer and longer, as it should
-                worker = tuning.until_tuning(min(20.0, max(end - time.monotonic(), 0.1)))
-                if worker is None or given == most:
-                    break
-                time.sleep(0.1 + 0.037 * (given % 20))
-                if not is_gone(worker):
-                    given += 1
-                    yield worker
-
-
-def preempt(device: str, out: Path, seconds: float = 90.0, gpus: int = 1) -> dict[str, Any]:
-    """A program that has torch loaded starts to use the GPU; its own start is the time its first kernel has run."""
-    more = out / "gpu_daemon-preempt.json"
-    starts = json.loads(more.read_text())["starts"] if more.exists() else []
-    wanted = -(-(50 - len(starts)) // gpus)
-    with contextlib.ExitStack() as stack:  # each GPU with a daemon and a program of its own
-        turns = [stack.enter_context(_Starts(gpu, device, seconds, wanted)) for gpu in range(gpus)]
-        for turn in turns:
-            starts += turn.wait()
-    result = {"starts": starts, "gpus": gpus}
-    free = [s["free_ms"] for s in starts if s["free_ms"] is not None]
-    memory = [s["memory_s"] for s in starts if s["memory_s"] is not None]
-    if not free:
-        say(False, f"{len(starts)} starts, and the daemon never gave way")
-        return result
-    init_ms = statistics.median(s["init_ms"] for s in starts)
-    say(
-        len(free) == len(starts) and p(free, 0.99) < 500,
-        f"{len(starts)} starts: free of our work median {statistics.median(free):.0f} ms, p99 {p(free, 0.99):.0f} ms "
-        f"after their first kernel (median {init_ms:.0f} ms after they began to use CUDA)",
-    )
-    if memory:
-        say(p(memory, 0.99) < 2.0 and len(memory) == len(starts), f"memory back after p99 {p(memory, 0.99):.2f} s")
-    if len(starts) < 50:
-        say(None, f"{50 - len(starts)} more starts: run --parts preempt again with the same --out")
-    return result
-
-
-class _Starts:
-    """The starts on one GPU, made by a process of their own, which ends its daemon when it is ended."""
-
-    def __init__(self, gpu: int, device: str, seconds: float, most: int) -> None:
-        code = "import json, signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); import gpu_daemon; "
-        code += f"print(json.dumps(gpu_daemon.starts_on({gpu}, {device!r}, {seconds}, {most})))"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=HERE.parent, stdout=subprocess.PIPE, text=True
-        )
-
-    def wait(self) -> list[dict[str, Any]]:
-        said, _ = self._process.communicate()
-        if self._process.returncode:
-            raise RuntimeError(f"the starts on a GPU ended with {self._process.returncode}")
-        return list(json.loads(said.splitlines()[-1]))
-
-    def __enter__(self) -> _Starts:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._process.terminate()
-        self._process.wait(20)
-
-
-def starts_on(gpu: int, device: str, seconds: float, most: int) -> list[dict[str, Any]]:
-    """What a program's starts on a GPU that is being tuned looked like."""
-    starts: list[dict[str, Any]] = []
-    floor = used_bytes(gpu)
-    with Other("guest", device, "--gpu", str(gpu), gpu=gpu) as guest:
-        alone = guest.ask(hold=1.5)  # what it holds by itself
-        time.sleep(1.0)
-        for worker in sessions(device, "--idle-s", "0.5", seconds=seconds, most=most, gpu=gpu):
-            guest.tell(hold=1.2)
-            watch = _watch_worker(worker, gpu, alone["used_bytes"], floor, 3.0)
-            told = guest.hear()
-            free_ms = (watch["gone_s"] - told["first_s"]) * 1e3 if watch["gone_s"] else None
-            memory_s = watch["memory_s"] - told["first_s"] if watch["memory_s"] else None
-            init_ms = (told["first_s"] - told["begun_s"]) * 1e3
-            starts.append({"gpu": gpu, "free_ms": free_ms, "memory_s": memory_s, "init_ms": init_ms})
-    return starts
-
-
-def _watch_worker(
-    worker: int, gpu: int, guest: int | None, floor: int | None, seconds: float
-) -> dict[str, float | None]:
-    """When the worker was gone, and when the GPU's use was down to the guest's own, or to nobody's after its end."""
-    end = time.time() + seconds
-    gone_s = memory_s = None
-    while time.time() < end and (gone_s is None or memory_s is None):
-        if gone_s is None and is_gone(worker):
-            gone_s = time.time()
-        if gone_s is not None:
-            used = used_bytes(gpu)
-            if used is None or guest is None or floor is None:
-                break
-            if used <= guest + (64 << 20) or used <= floor + (64 << 20):
-                memory_s = time.time()
-        time.sleep(0.002)
-    return {"gone_s": gone_s, "memory_s": memory_s}
 
 
 def bursts(device: str, out: Path) -> dict[str, Any]:
