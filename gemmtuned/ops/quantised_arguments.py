@@ -46,14 +46,17 @@ def check_result(op: str, dtype: Any) -> None:
 
 
 def bias_of(op: str, bias: Tensor | None, w: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """[N] in dtype, of a bias [N] or [1, N]; w: [N, ..]."""
-    if bias is None:
-        return None
+    """[N] in dtype, of a bias as `row_of` takes it."""
+    return None if bias is None else row_of(op, bias, w).to(dtype)
+
+
+def row_of(op: str, bias: Tensor, w: Tensor) -> Tensor:
+    """[N], of a bias [N] or [1, N]; w: [N, ..]."""
     n, shape = w.shape[0], tuple(tensor(f"{op}: bias", bias).shape)
     if not shape or bias.numel() != n or shape[-1] != n or bias.is_complex():
         raise GemmtunedError(f"{op}: bias is {shape} of {bias.dtype}, expected [{n}]")
     _check_device(f"{op}: bias", bias, w)
-    return bias.reshape(n).to(dtype)
+    return bias.reshape(n)
 
 
 def scale_of(what: str, scale: Tensor, of: Tensor, many: int) -> Tensor:

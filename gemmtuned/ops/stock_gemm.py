@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import FP8
-from gemmtuned.ops.quantised_arguments import wants_derivatives
+from gemmtuned.ops.quantised_arguments import row_of, wants_derivatives
+
+_OP: Final = "gemm_a16w16"
 
 
 def as_weight(weight: Tensor, k: int) -> Tensor:
@@ -41,14 +44,14 @@ def stock_gemm(
         y = F.linear(x, w, bias)
         return y if y.dtype is otype else y.to(otype)
     y = F.linear(x, w).float() * _scale("scale_a", scale_a, x) * _scale("scale_b", scale_b, x)
-    return (y if bias is None else y + _row(bias, w)).to(otype)
+    return (y if bias is None else y + row_of(_OP, bias, w)).to(otype)
 
 
 def _scaled(
     x: Tensor, w: Tensor, bias: Tensor | None, scale_a: Tensor | None, scale_b: Tensor | None, otype: torch.dtype
 ) -> Tensor:
     a, b = _scale("scale_a", scale_a, x), _scale("scale_b", scale_b, x)
-    bias = None if bias is None else _row(bias, w)
+    bias = None if bias is None else row_of(_OP, bias, w)
     x2 = x.reshape(-1, x.shape[-1])
     out = otype if otype.itemsize > 1 else torch.bfloat16
     y = None
@@ -66,13 +69,6 @@ def _scale(name: str, scale: Tensor | None, x: Tensor) -> Tensor:
         return torch.ones(1, dtype=torch.float32, device=x.device)
     if scale.numel() != 1:
         raise GemmtunedError(
-            f"gemm_a16w16: {name} is {tuple(scale.shape)}, expected one number: gemm_a8w8 takes one for each row"
+            f"{_OP}: {name} is {tuple(scale.shape)}, expected one number: gemm_a8w8 takes one for each row"
         )
     return scale.reshape(1).float()
-
-
-def _row(bias: Tensor, w: Tensor) -> Tensor:
-    n = w.shape[0]
-    if not bias.dim() or bias.numel() != n or bias.shape[-1] != n:
-        raise GemmtunedError(f"gemm_a16w16: bias is {tuple(bias.shape)}, expected [{n}]")
-    return bias.reshape(n)
