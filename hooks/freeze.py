@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.hooks import frozen_layers
+from gemmtuned.kernels.compiling import is_exporting
 
 log = logging.getLogger("gemmtuned.hooks")
 _waiting: list[weakref.ref[nn.Module]] = []  # frozen as soon as the native hook is built
@@ -90,7 +91,7 @@ _PLAIN: Final = (torch.Tensor, nn.Parameter)
 
 def _somebody_looks_on() -> bool:
     """Whether a mode, a transform or a tracer is on, which takes F.linear for what it is."""
-    if torch.compiler.is_exporting():  # what is exported runs where we are not
+    if is_exporting():  # what is exported runs where we are not
         return True
     if torch.compiler.is_compiling():  # into compiled code goes the operator, which has kernels for these (frozen.h)
         return False

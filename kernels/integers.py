@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gemmtuned.kernels.compiling import is_exporting
+
 _INT_MM_ROWS: Final = 17  # torch._int_mm takes no fewer on a GPU
 
 
@@ -22,7 +24,7 @@ def int_product(x: Tensor, w: Tensor) -> Tensor:
         return torch._int_mm(plain_rows(x), plain_rows(w).t())
     if x.device.type == "cpu" or k % 8 or n % 8:
         return (x.double() @ w.double().t()).to(torch.int32)
-    if torch.compiler.is_exporting():  # for sizes that are not known: no condition may come of them
+    if is_exporting():  # for sizes that are not known: no condition may come of them
         rows = F.pad(x, (0, 0, 0, torch.sym_max(_INT_MM_ROWS - m, 0)))  # type: ignore[no-untyped-call]
     else:
         rows = x if m >= _INT_MM_ROWS else F.pad(x, (0, 0, 0, _INT_MM_ROWS - m))

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gemmtuned.kernels.compiling import is_exporting
 from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.kernels.mixture import dequantised
 
@@ -87,7 +88,7 @@ def scaled_mm_of_blocks(
 def rows_as_torch_takes(x: Tensor, of_x: Tensor) -> tuple[Tensor, Tensor]:
     """x and its scales: copies where they do not lie so."""
     more = -x.shape[0] % _MULTIPLE
-    if torch.compiler.is_exporting() or more:  # exported code must not depend on it
+    if is_exporting() or more:  # exported code must not depend on it
         x = F.pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype)
         of_x = F.pad(of_x, (0, 0, 0, more))
     of_x = of_x.t().contiguous().t()  # those of one block of K side by side

@@ -26,6 +26,7 @@ from gemmtuned.configs.tunable import PACKED
 from gemmtuned.hooks import activate
 from gemmtuned.hooks.hook import own_op
 from gemmtuned.kernels.catalog import has_compiler
+from gemmtuned.kernels.compiling import asked_once, is_exporting
 from gemmtuned.kernels.cuda.moe_compile import most_tokens
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
 from gemmtuned.kernels.device import cuda_device
@@ -113,7 +114,8 @@ def fused_moe(
         hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, bias1, bias2, how, expert_mask,
         num_local_tokens, dtype,
     )  # fmt: skip
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and wants_derivatives(*given[:10]):
+    if torch.compiler.is_compiling() and not is_exporting() and wants_derivatives(*given[:10]):
+        _has_way_beside()
         return _beside_the_graph(*given)
     if torch.compiler.is_compiling() or _is_traced(hidden_states):
         found: Tensor = _operator(
@@ -133,9 +135,17 @@ def _eager(
     return _run(found, how, mask, tokens).to(dtype or found.x.dtype)
 
 
-_beside_the_graph: Final[Callable[..., Tensor]] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _eager, reason="fused_moe has derivatives outside of compiled code alone: no_grad() or detached operands need none"
-)
+_beside_the_graph: Callable[..., Tensor] = _eager
+
+
+@asked_once
+def _has_way_beside() -> bool:
+    """Make _beside_the_graph, which a compiler does not enter, while one asks: torch imports its compiler for that."""
+    global _beside_the_graph  # noqa: PLW0603
+    reason = "fused_moe has derivatives outside of compiled code alone: no_grad() or detached operands need none"
+    if _beside_the_graph is _eager:
+        _beside_the_graph = torch.compiler.disable(_eager, reason=reason)  # type: ignore[no-untyped-call]
+    return True
 
 
 def _is_traced(x: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._device import DeviceContext
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.compiling import asked_once, is_exporting
 from gemmtuned.kernels.dtypes import SHORT
 
 # Subclasses, proxies and fakes are torch's business
@@ -67,7 +68,7 @@ def has_few_rows(rows: int, most: int) -> bool:
     """
     if not torch.compiler.is_compiling():
         return rows <= most
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return False
     if not _has_bounds():
         return rows <= most
@@ -76,7 +77,7 @@ def has_few_rows(rows: int, most: int) -> bool:
     return statically_known_true(rows <= most)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@asked_once
 def _has_bounds() -> bool:
     """Whether the program has set bounds for a size of what is being compiled."""
     context = torch._guards.TracingContext.try_get()

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.modules import module as nn_module
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels.compiling import is_exporting
 from gemmtuned.ops.moe import ActivationType, fused_moe_or
 from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 
@@ -87,7 +88,7 @@ def apply(module: ModuleType) -> Callable[[], None]:
 
 def _is_ours_alone(experts: Any, *given: Tensor) -> bool:
     """Whether nobody but the caller sees what happens between the operands and the result."""
-    if torch.compiler.is_exporting() or not all(type(t) in PLAIN for t in given):
+    if is_exporting() or not all(type(t) in PLAIN for t in given):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *experts.parameters())):
         return False
