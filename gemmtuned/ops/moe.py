@@ -141,7 +141,7 @@ _beside_the_graph: Callable[..., Tensor] = _eager
 @asked_once
 def _has_way_beside() -> bool:
     """Make _beside_the_graph, which a compiler does not enter, while one asks: torch imports its compiler for that."""
-    global _beside_the_graph  # noqa: PLW0603
+    global _beside_the_graph
     reason = "fused_moe has derivatives outside of compiled code alone: no_grad() or detached operands need none"
     if _beside_the_graph is _eager:
         _beside_the_graph = torch.compiler.disable(_eager, reason=reason)  # type: ignore[no-untyped-call]
