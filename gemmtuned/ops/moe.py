@@ -115,8 +115,7 @@ def fused_moe(
         num_local_tokens, dtype,
     )  # fmt: skip
     if torch.compiler.is_compiling() and not is_exporting() and wants_derivatives(*given[:10]):
-        _has_way_beside()
-        return _beside_the_graph(*given)
+        return _beside_the_graph(*given) if _has_way_beside() else _eager(*given)
     if torch.compiler.is_compiling() or _is_traced(hidden_states):
         found: Tensor = _operator(
             hidden_states, w1, w2, topk_weight, topk_ids, expert_mask, how.act, how.gated, interleaved, how.weighted,
