@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hooked import Home
+from hooked import STUB, Home
 
 from gemmtuned.hooks.native.build import build, library_path
 
@@ -18,14 +18,6 @@ LOADED = """
     linear = type(torch.nn.functional.linear).__name__
     print(json.dumps([ours, heavy, linear, "c_api.cpp" in torch._C._dispatch_dump("aten::mm")]))
     """
-STUB = [
-    "gemmtuned",
-    "gemmtuned._autoload",
-    "gemmtuned.configs",
-    "gemmtuned.configs.errors",
-    "gemmtuned.configs.numbers",
-    "gemmtuned.configs.settings",
-]
 
 
 @pytest.mark.long

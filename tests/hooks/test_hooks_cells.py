@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hooked import LINEAR, Home, publish, published
+from hooked import LINEAR, STUB, Home, publish, published
 
 from gemmtuned.hooks.background import FAULTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/in-your-process.md"
-STUB = [
-    "gemmtuned", "gemmtuned._autoload", "gemmtuned.configs", "gemmtuned.configs.errors", "gemmtuned.configs.numbers",
-    "gemmtuned.configs.settings",
-]  # fmt: skip
 Cell = dict[str, Any]
 
 LOOK = """

@@ -21,6 +21,10 @@ from gemmtuned.configs.manifest import write_tables
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
 
+STUB = [  # of ours, what a program imports with the hook off
+    "gemmtuned", "gemmtuned._autoload", "gemmtuned.configs", "gemmtuned.configs.errors", "gemmtuned.configs.numbers",
+    "gemmtuned.configs.settings", "gemmtuned.configs.value_class",
+]  # fmt: skip
 LINEAR = Problem(m=4, n=8, k=16, dtype="fp32", threads=2)
 
 
