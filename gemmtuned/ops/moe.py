@@ -104,8 +104,7 @@ def fused_moe(
     num_local_tokens: how many rows are real; the others become zeros.  dtype: of Y, hidden_states' unless given.
     a2_scale, block_size_M, moe_sorting_dispatch_policy, splitk choose among AITER's kernels: taken and not used.
 
-    Raises GemmtunedError for sizes, types and devices that do not fit each other, shuffled weights, and paddings
-    (hidden_pad, intermediate_pad): weights are taken at their real sizes.
+    Raises GemmtunedError for sizes, types and devices that do not fit, shuffled weights, hidden_pad, intermediate_pad.
     """
     if hidden_pad or intermediate_pad:
         raise GemmtunedError("hidden_pad and intermediate_pad are not done here: hand weights of the real sizes")
