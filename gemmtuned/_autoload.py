@@ -26,5 +26,5 @@ def autoload() -> None:
             from gemmtuned.configs.say import say
 
             say(f"not active, the program runs on stock torch: {err}. See: gemmtuned doctor")
-        except Exception:  # noqa: S110  an installation that is half there: `import torch` is worth more than a word
+        except Exception:  # noqa: S110  a broken installation: `import torch` must go on, even without a message
             pass

@@ -1,4 +1,4 @@
-"""What this process has counted, and what it says of itself: failures, its row in the session table, one line."""
+"""What this process has counted, and what it reports: failures, its row in the session table, the line at its start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("gemmtuned.hooks")
 
 
 class Account:
-    """selections: logs what each call was served by, where the user asked for that."""
+    """Counts and reports of the process. selections: logs what served each call, if the user asked for that."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Account:
         self.op_counts = OpCounts()
         self.started_us = clock.now_ns() // 1000
         self.role = ""  # what the process does for a serving engine
-        self._stale = ""  # of frozen weights
-        self._op_failures: list[tuple[Solution, str]] = []  # each solution once, at most
+        self._stale = ""  # a note on frozen layers whose weights have changed
+        self._op_failures: list[tuple[Solution, str]] = []  # (solution, reason), each solution at most once
         self._announced = self._said_off = False
 
     def label(self, settings: Settings, role: str) -> None:
-        """Have this process known as `settings.run` from now on, and as this part of it."""
+        """From now on report this process under the label `settings.run`, with this role."""
         self._settings, self.role = settings, role
 
     def after_fork(self) -> None:
@@ -64,17 +64,17 @@ class Account:
         self.started_us = clock.now_ns() // 1000
 
     def drain(self) -> Iterator[Sighting]:
-        """What was counted since the last time, under aten and by our ops themselves."""
+        """What was counted since the last call, under aten and by our ops themselves."""
         for path in (self._library.native, self.op_counts):
             for sighting in path.drain() if path is not None else ():
                 if self._selections is not None and self._settings.dispatch:
-                    with suppress(CandidateFailed):  # on a device that we do not know: nothing is selected there
+                    with suppress(CandidateFailed):  # an unknown device: nothing is selected there
                         device = self._where.environment(sighting.place).device
                         self._selections.note(sighting, self._tables.table, device)
                 yield sighting
 
     def session(self, flusher: Flusher) -> Session:
-        """This process for the store's session table."""
+        """This process's row for the store's session table."""
         native, tables = self._library.native, self._tables
         dropped = (native.dropped if native is not None else 0) + self.op_counts.dropped
         return new_session(
@@ -95,11 +95,11 @@ class Account:
         )
 
     def fail_op(self, solution: Solution, reason: str) -> None:
-        """Note that a solution failed in one of our ops, which uses it no more."""
+        """Note that a solution failed in one of our ops, which no longer uses it."""
         self._op_failures.append((solution, reason))
 
     def report_failures(self, flusher: Flusher) -> int:
-        """Quarantine the solutions that failed since the last time, in routes and in our ops; how many."""
+        """Quarantine the solutions that failed in routes or in our ops since the last call; returns how many."""
         failures = self._library.native.failures() if self._library.native is not None else []
         ops, self._op_failures = self._op_failures, []
         failures += [(ident_of(solution), HOW[0], reason) for solution, reason in ops]
@@ -112,7 +112,7 @@ class Account:
         return len(failures)
 
     def report_fault(self, flusher: Flusher) -> None:
-        """A kernel has broken a GPU while the table is on trial: tell the daemon which of the table's ran there."""
+        """If a kernel has broken a GPU while the table is on trial, tell the daemon which of the table's ran there."""
         if self._library.native is None or not self._tables.probation.has_launched():
             return
         fault, idents = self._library.native.fault()
@@ -136,9 +136,10 @@ class Account:
         return next(filter(None, notes), "")
 
     def announce(self) -> None:
-        """Say once that it is on, or that somebody has switched it off; not in children of multiprocessing.
+        """Print once that the hook is on, or that the user has switched it off.
 
-        Their parent has said it.  Where it is off for another reason, that was said as a warning.
+        Children of multiprocessing print nothing, since their parent has.  A hook that is off for another reason has
+        said so in a warning.
         """
         settings, path = self._settings, self._patches.path
         off = self._patches.switched_off() or ("" if settings.native else "switched off by GEMMTUNED_NATIVE=0")
@@ -163,8 +164,8 @@ class Account:
 
 
 def _misspelt() -> str:
-    """Which variables somebody has set as ours that are none; "" where there is none such."""
-    unknown = unknown_variables().items()  # what is no word is no mistake in writing one, and may be meant to mislead
+    """Variables that are set like ours but that we do not know, for the line at the start; "" without any."""
+    unknown = unknown_variables().items()  # a name that is no identifier is no typing error, and may be an attack
     names = {name: meant for name, meant in unknown if name.upper().startswith("GEMMTUNED_") and name.isidentifier()}
     each = (
         f"{name}, set here, is no variable of gemmtuned's" + (f" ({meant}?)" if meant else "")

@@ -1,4 +1,4 @@
-"""Switching the hook on and off: the one place that makes a Hook, and what becomes of it at a fork and at the end."""
+"""Switches the hook on and off. Only this module makes a Hook, and it sees the Hook through forks and the exit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 _hook: Hook | None = None
-_changing = allocate_rlock()  # around a change of it; who imports torch must not hold it, for torch comes in here
-_tables: list[UserTables] = []  # that the program asked for, besides those of the environment
+_changing = allocate_rlock()  # held while _hook changes; never while torch is imported, since torch calls activate()
+_tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
 _forking = threading.local()  # .paused: what this thread has paused for its fork, a _Paused or None
 _at_exit_known = False
 _trouble = ""  # why the last activation failed
@@ -54,7 +54,7 @@ def activate(settings: Settings | None = None, *, capture: bool | None = None, d
 
 
 def _activate(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
-    import torch as torch  # the native hook is linked with its libraries; with GEMMTUNED=1 it comes back in here
+    import torch as torch  # the native hook links to its libraries; with GEMMTUNED=1 this import calls activate() too
 
     with _changing:
         return _replace(settings, capture, dispatch)
@@ -206,7 +206,7 @@ def _last_flush() -> None:
 
 
 class _Paused:
-    """What a thread has paused for its fork, noted as it is done: an interrupt may end that at any point."""
+    """What a thread has paused for its fork. Each pause is noted at once, since an interrupt may come at any point."""
 
     def __init__(self, hook: Hook | None) -> None:
         self.hook = hook
@@ -216,11 +216,11 @@ class _Paused:
 
 
 def _before_fork() -> None:
-    """Nothing of ours may be half done in the child: the thread sleeps, or what it is at is waited for."""
+    """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step."""
     paused = _forking.paused = _Paused(_hook)
     if paused.hook is not None:
         paused.how = paused.hook.before_fork()
-    paused.imports = imports.pause()  # first: a flush may be importing, for longer than it is waited for
+    paused.imports = imports.pause()  # before flushes: one may be importing, which can take longer than we wait for it
     if paused.hook is not None and paused.hook.pause_flushes():
         paused.flusher = paused.hook.flusher
     connect = sys.modules.get("gemmtuned.db.connect")
@@ -229,7 +229,7 @@ def _before_fork() -> None:
 
 
 def _was_paused() -> _Paused | None:
-    """What `_before_fork` has done for this fork; None where C has forked, as servers that embed Python do."""
+    """What `_before_fork` has paused for this fork; None when C code forked, as servers that embed Python do."""
     paused: _Paused | None = getattr(_forking, "paused", None)
     _forking.paused = None
     return paused
@@ -265,7 +265,7 @@ def _after_fork() -> None:
 
 
 def _finish_in_multiprocessing_children() -> None:
-    """multiprocessing ends its children without atexit: have it flush there too, before other finalizers."""
+    """Flush at the end of multiprocessing's children too, which skip atexit; before other finalizers run."""
     from multiprocessing import process, util
 
     def register(_: object = None) -> None:

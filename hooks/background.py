@@ -1,12 +1,12 @@
 """The one thread that the hook has in a process: it flushes counts, watches for tables and loads them.
 
-It belongs to nobody but us.  `threading` does not know it, so a program may join every thread that it finds; it blocks
-all signals but those that a fault of its own raises, so what the program waits for reaches the program.  A fork waits
-until it sleeps, and it sleeps until the fork is over: that costs the program no switch to another thread.  A forked
-child has none until it counts something.
+`threading` does not know the thread, so a program may join every thread that it finds.  The thread blocks all signals
+except those that its own faults raise, so signals that the program waits for reach the program.  A fork waits until
+the thread sleeps, and the thread sleeps until the fork is over; that costs the program no thread switch.  A forked
+child has no such thread until it counts something.
 
-Python 3.12 and later warn a program that forks while it has more than one thread.  Where ours would be the only other
-one, it ends before the fork and begins again after it.
+Python 3.12 and later warn a program that forks while it has more than one thread.  If ours is the only other one, it
+ends before the fork and begins again after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
 )
 _LONGEST_S: Final = 3600.0
-AFTER_ERROR_S: Final = 1.0  # until a part whose turn failed has its next, whenever it says that it is due
+AFTER_ERROR_S: Final = 1.0  # the least time between a part's failed turn and its next one
 _WARNS_OF_THREADS: Final = sys.version_info >= (3, 12)  # at a fork
 _SIGSET_BYTES: Final = 128  # of glibc and musl
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,12 +65,12 @@ class Sleeper:
         self._lock.acquire(True, max(timeout_s, 0.0))
 
     def wake(self) -> None:
-        """End the wait of now, or the next one."""
+        """End the current wait, or the next one if nobody waits now."""
         with suppress(RuntimeError):  # it was woken already
             self._lock.release()
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Close descriptors, if the sleeper has any."""
 
 
 class Fork(Enum):
@@ -82,12 +82,12 @@ class Fork(Enum):
 
 
 class Background:
-    """The thread: `parts` have their turns when they are due, `sleeper` waits in between."""
+    """The thread: each of `parts` has a turn when it is due, and `sleeper` waits in between."""
 
     def __init__(self, parts: Sequence[Part], sleeper: Sleeper) -> None:
         self._parts, self._sleeper = tuple(parts), sleeper
         self._state = allocate_lock()  # around what follows, for moments
-        self._awake = allocate_lock()  # the thread has it while it does not sleep, and a fork while it goes on
+        self._awake = allocate_lock()  # held by the thread while it does not sleep, and by a fork until it is over
         self._ending = False
         self._thread: int | None = None  # a pthread_t, until it is joined
         self._running = False
@@ -103,7 +103,7 @@ class Background:
             if self._running:
                 return
             self._running = self._beginning = True
-        self._join(1.0)  # the last one is at its end
+        self._join(1.0)  # the previous thread is about to end
         try:
             thread = _start(self._body)
         except OSError:
@@ -114,14 +114,14 @@ class Background:
                 self._thread = thread
 
     def before_fork(self, timeout_s: float) -> Fork:
-        """Have the thread asleep, or gone, until `after_fork_in_parent`; or at a turn that takes longer."""
+        """Keep the thread asleep, or ended, until `after_fork_in_parent`; unless its turn takes longer than we wait."""
         if _WARNS_OF_THREADS and self._running and _is_the_only_other():
             self.end(timeout_s)
             return Fork.ENDED
         return Fork.HELD if self._awake.acquire(timeout=timeout_s) else Fork.BESIDE
 
     def after_fork_in_parent(self, how: Fork, *, goes_on: bool) -> None:
-        """Undo `before_fork`, which returned `how`. Raises OSError when the system gives us no thread any more.
+        """Undo `before_fork`, which returned `how`. Raises OSError when the system starts no thread for us.
 
         goes_on: False when the hook was switched off meanwhile.
         """
@@ -131,7 +131,7 @@ class Background:
             self.start()
 
     def end(self, timeout_s: float) -> bool:
-        """Have it end after the turn it is at; True when it is gone before the time is over."""
+        """End the thread after its current turn; True when it has ended within the time."""
         with self._state:
             self._ending = True
         self._sleeper.wake()
@@ -158,7 +158,7 @@ class Background:
         return True
 
     def run(self) -> None:
-        """The thread's life; called in a thread that C has started, too."""
+        """The body of the thread, whether Python or C has started it."""
         with self._state:
             if self._running and not self._beginning:  # `start` and C have both made one: the first has begun
                 _libc.pthread_detach(c_ulong(_libc.pthread_self()))
@@ -208,7 +208,7 @@ class Background:
 
 
 def thread_body(run: Callable[[], None]) -> Any:
-    """What C calls in a new thread; to be kept as long as it may be called."""
+    """A ctypes callback that C calls in a new thread; keep a reference as long as C may call it."""
 
     def body(_: object) -> int:
         run()

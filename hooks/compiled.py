@@ -1,16 +1,16 @@
-"""GEMMs that torch.compile puts inside kernels of its own: no operator is called for them, so no count can see them.
+"""Notes GEMMs that torch.compile puts inside its own kernels: they call no operator, so they cannot be counted.
 
 Inductor calls most GEMMs as extern kernels, which are counted like any other call.  With max-autotune it may choose
-a template of its own (Triton, CUTLASS, C++) and fuse into it what surrounds it.  What it chose stands in its scheduler
-when it writes the code: we note it there, once for each compilation, as present and never as a count.  What comes from
-Inductor's cache on disk, or had taken another form before (a product of one row as a multiplication and a sum,
-weights packed by freezing), is not seen; in doubt nothing is noted.
+a template of its own (Triton, CUTLASS, C++) and fuse the surrounding operations into it.  Its scheduler holds that
+choice when it writes the code; we note it there once per compilation, as present, without a number of calls.  Code that
+comes from Inductor's cache on disk is not seen, nor a GEMM that had taken another form before (a product of one row as
+a multiplication and a sum, weights packed by freezing).  In doubt nothing is noted.
 
-With a C++ wrapper (TORCHINDUCTOR_CPP_WRAPPER, AOTInductor) the extern kernels, too, are called past the dispatcher:
-generated code calls `aoti_torch_cpu_addmm_out`, and that at::cpu::addmm_out.  Ours stands in for that function
-(native/shims.h), so that such calls are counted and routed, also those of a package that another process compiled.
-Where torch's is found first they are noted in the same place, as CPP_WRAPPER; linears whose weight freezing has
-packed (oneDNN's, MKL's) are noted in every case.
+With a C++ wrapper (TORCHINDUCTOR_CPP_WRAPPER, AOTInductor) extern kernels bypass the dispatcher, too: generated code
+calls `aoti_torch_cpu_addmm_out`, which calls at::cpu::addmm_out.  We replace the former (native/shims.h), so that such
+calls are counted and routed, also in a package that another process compiled.  If torch's function is found first,
+the calls are noted in the scheduler as CPP_WRAPPER; linears whose weight freezing has packed (oneDNN's, MKL's) always
+are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Final
 from gemmtuned.configs.problem import Problem
 
 SCHEDULER: Final = "torch._inductor.scheduler"
-CPP_WRAPPER: Final = "compiled C++"  # in the place of a template's name
+CPP_WRAPPER: Final = "compiled C++"  # noted in place of a template's name
 PACKED: Final = "packed linear"
 _PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _PACKED: Final = (
@@ -41,17 +41,17 @@ Note = tuple[Problem, str, str]  # problem, the kernel's name, place
 
 
 class Compiled:
-    """Stands in Inductor's scheduler between install() and remove(); `take` gives what was noted since."""
+    """A patch of Inductor's scheduler between install() and remove(); `take` returns what was noted since."""
 
     def __init__(self) -> None:
-        self.counted = False  # whether the calls of a C++ wrapper are, so that there is nothing to note
+        self.counted = False  # calls of a C++ wrapper are counted, so that they need no note
         self._waiting: dict[Note, None] = {}
         self._finder = _OnImport(self._patch)
         self._ours: Any = None  # what stands in for Scheduler.codegen, and what stood there
         self._stock: Any = None
 
     def install(self) -> None:
-        """Patch the scheduler, now or when Inductor is first imported: importing it takes a second, so we never do."""
+        """Patch the scheduler now, or when the program imports Inductor: it takes a second, so we never import it."""
         module = sys.modules.get(SCHEDULER)
         if module is not None:
             with suppress(AttributeError):  # a scheduler without that method: nothing is noted
@@ -60,7 +60,7 @@ class Compiled:
             sys.meta_path.insert(0, self._finder)
 
     def remove(self) -> None:
-        """Take the patch back; where somebody has wrapped it meanwhile it stays, and does nothing."""
+        """Take the patch back; if somebody has wrapped it meanwhile, it stays and does nothing."""
         with suppress(ValueError):
             sys.meta_path.remove(self._finder)
         module = sys.modules.get(SCHEDULER)
@@ -110,7 +110,7 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """As the real loader does; then it gets its name back, and we call."""
+        """As the real loader does; then restore the module's loader and call back."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -122,9 +122,9 @@ class _OnImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _notes(scheduler: Any, *, counted: bool) -> Iterator[Note]:
-    """What the templates among the scheduler's nodes multiply, and what a C++ wrapper calls, unless `counted`.
+    """The GEMMs of templates among the scheduler's nodes, and those a C++ wrapper calls, unless `counted`.
 
-    Never raises: Inductor is in the middle of its work.
+    Never raises, because Inductor is in the middle of its work.
     """
     with suppress(Exception):
         from torch._inductor.ir import MultiTemplateBuffer, TemplateBuffer
@@ -153,9 +153,9 @@ def _operator(node: Any) -> str:
 
 
 def _note(template: Any, kernel: str) -> Note:
-    """The product of one kernel: its last two inputs, which must fit each other and the output.
+    """The product that one kernel computes, of its last two inputs, which must fit each other and the output.
 
-    Raises whatever it likes when they do not.
+    Raises any exception when they do not.
     """
     import torch
 
@@ -166,7 +166,7 @@ def _note(template: Any, kernel: str) -> Note:
     if one[:-2] != other[:-2] or one[-1] != other[-2] or out != [*one[:-1], other[-1]] or len(one) > 3:
         raise ValueError("no plain product")
     device = a.get_device()
-    # a bias is a row; what is added may also be as large as the result
+    # what is added is a bias, which is a row, or a matrix as large as the result
     added = [_size(d) for d in template.inputs[0].get_size()] if len(template.inputs) == 3 else []
     full = kernel == CPP_WRAPPER and len(added) > 1 and added[-2] > 1
     problem = Problem(
@@ -187,7 +187,7 @@ def _note(template: Any, kernel: str) -> Note:
 
 
 def _packed_note(node: Any, kernel: str) -> Note:
-    """The product of a linear with a packed weight: of its first input and its output. Raises whatever it likes."""
+    """The product of a linear with a packed weight, by its first input and its output. Raises any exception."""
     import torch
 
     from gemmtuned.kernels.dtypes import SHORT
@@ -202,7 +202,7 @@ def _packed_note(node: Any, kernel: str) -> Note:
 
 
 def _size(dimension: Any) -> int:
-    """A size as it was at this compilation, where it may change."""
+    """A size; for a symbolic one the value at this compilation."""
     try:
         return int(dimension)
     except TypeError:

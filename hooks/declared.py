@@ -1,4 +1,4 @@
-"""Operators that other packages declare for families of their own: their calls are counted, and served, where they run.
+"""Operators that other packages declare for families of their own, so that their calls are counted and routed.
 
     OPERATORS = ({"operator": "fast::scores", "family": "fast.scores", "x": "q", "w": "k", "form": "nk"},)
 
@@ -7,8 +7,8 @@ is plain data in a module of the package, and its pyproject.toml names it:
     [project.entry-points."gemmtuned.operators"]
     fast = "fast_gemm:OPERATORS"
 
-Nothing is imported for it: the names of entry points are read once, and a declaration when the program itself has
-imported its module.  docs/extending.md walks through it.
+The hook imports nothing for this: it reads the names of entry points once, and a declaration once the program itself
+has imported the module.  docs/extending.md walks through it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPERATOR: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\
 
 
 class Declaration:
-    """One operator. Raises ValueError that names what is wrong with it."""
+    """The declaration of one operator. Raises a ValueError that names what is wrong."""
 
     def __init__(self, given: object) -> None:
         if not isinstance(given, Mapping):
@@ -92,7 +92,7 @@ class Declaration:
 
 
 class Declared:
-    """What the packages of this process declare, as their modules are imported."""
+    """The declarations of this process's packages, read as the program imports their modules."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[str, str]] | None = None  # (module, attribute) that no program has imported yet
@@ -120,7 +120,7 @@ class Declared:
 
 
 def _there(module: str, attribute: str) -> object:
-    """What a module says, None where the program has not imported it (yet): nothing is imported to find out."""
+    """A module's declaration; None while the program has not imported the module, which we never import."""
     there = sys.modules.get(module)
     return None if there is None else vars(there).get(attribute)
 

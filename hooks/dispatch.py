@@ -1,7 +1,7 @@
-"""The look-up table of one generation: which implementation serves a problem. Immutable; replaced as a whole.
+"""The look-up table of one generation: which implementation serves a problem. It is replaced whole, never changed.
 
-Look-up order: exact M, AITER's fine bucket, the coarse one, else a miss, which stock torch serves.  Rows are
-taken only where their backend's stamp equals ours; the rest is counted by reason, for `explain` and `status`.
+Look-up order: exact M, AITER's fine bucket, the coarse one, else a miss, which runs on stock torch.  A row is taken
+only if its backend's stamp equals ours; refused rows are counted by reason, for `explain` and `status`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NATIVE_CODES: Final = {
     ROWS: 8,
 }  # fmt: skip
 
-# That gemmtuned.ops.fused_moe runs by itself: there is no native code
+# Backends that gemmtuned.ops.fused_moe runs by itself, without the native hook
 BY_OPS: Final = ("moe_grouped", "moe_decode", "moe_tiles")
-OPERATOR_CODE: Final = 7  # an operator that some package registered with torch: any backend whose record names one
+OPERATOR_CODE: Final = 7  # any backend whose launch record names an operator that some package registered with torch
 
-INVARIANT: Final = (ROWS, "triton", "cuda")  # backends that batch-invariant problems are proven with
-# Families that the hook routes; others are counted
+INVARIANT: Final = (ROWS, "triton", "cuda")  # backends whose batch invariance is proven
+# Families that the hook routes; of other families it only counts calls
 SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "weight_only")
 
 _idents: dict[bytes, int] = {}
@@ -49,7 +49,7 @@ Key = tuple[Problem, str, str]  # problem with padded m, covers, mode
 class Table:
     """Solutions by place (`cpu`, `cuda:0`), then by (problem with padded m, covers, mode).
 
-    Texts and bytes, of which the garbage collector counts none: see configs/packed.py.
+    Keys are texts and solutions are bytes, which the garbage collector does not track: see configs/packed.py.
     """
 
     def __init__(self, generation: int = 0) -> None:
@@ -70,7 +70,7 @@ class Table:
         return "miss", None
 
     def put(self, place: str, solution: Solution, packed: bytes) -> None:
-        """Take a row in, unless one that is no slower is there. Raises ProblemError where its padded m is too large."""
+        """Add a row, unless its key has one that is no slower. Raises ProblemError if its padded m is too large."""
         rows = self._rows.setdefault(place, {})
         text = _text_of(padded(solution.problem, solution.covers), solution.covers, solution.mode)
         best = rows.setdefault(text, packed)
@@ -84,7 +84,7 @@ class Table:
                 yield place, text, packed
 
     def packed(self) -> list[bytes]:
-        """The solutions of all rows, for who frees them bit by bit."""
+        """The packed solutions of all rows, so that a caller can free them slice by slice."""
         return [packed for rows in self._rows.values() for packed in rows.values()]
 
     def has(self, place: str, text: str, packed: bytes) -> bool:
@@ -109,7 +109,7 @@ def _text_of(problem: Problem, covers: str, mode: str) -> str:
 
 
 def ident_of(solution: Solution, packed: bytes | None = None) -> int:
-    """A number for this solution, the same in every generation: what failed once stays switched off in this process.
+    """A number for this solution, the same in every generation, so that what failed stays off in this process.
 
     packed: the solution as bytes, if the caller has them already.
     """
@@ -120,13 +120,13 @@ def ident_of(solution: Solution, packed: bytes | None = None) -> int:
         with _new_ident:
             ident = _idents.get(key)
             if ident is None:
-                _solutions.append(packed if packed is not None else pack(solution))  # first: a fork may be between
+                _solutions.append(packed if packed is not None else pack(solution))  # before the id: a fork may come
                 ident = _idents[key] = len(_solutions) - 1
     return ident
 
 
 def after_fork() -> None:
-    """In a forked child: whoever held the lock is not here."""
+    """In a forked child: replace the lock, since a thread that held it does not exist here."""
     global _new_ident
     _new_ident = allocate_lock()
 
@@ -145,8 +145,8 @@ def build_table(
 ) -> Table:
     """The table of the solutions, packed or not, that may run here.
 
-    environments: by place, what this process has there.  failed: idents of solutions that failed in this process.
-    Duplicate rows: the one with the lower time wins, ties go to the one that came first.
+    environments: this process's environment by place.  failed: idents of solutions that failed in this process.
+    Of duplicate rows the one with the lower time wins, of equals the first.
     """
     table = Table(generation)
     places: dict[str, list[str]] = {}
@@ -196,7 +196,7 @@ def installed_version(package: str) -> str | None:
 
 
 def _known_scales(problem: Problem) -> bool:
-    """Whether it has scales of X where its family has them, and none where it has not; groups may have them by rows."""
+    """Whether the problem has scales of X exactly when its family has them; `grouped` may have them per row or not."""
     if problem.family == "grouped":
         return problem.scale == "none" or is_scaled_grouped(problem)
     return (problem.scale != "none") == (problem.family == "scaled")

@@ -1,4 +1,4 @@
-"""Operators of engines that are products at heart, as their sources had them when this was written; only data.
+"""Data: operators of engines that compute products, as the engines' sources declared them when this was written.
 
     _C, vllm     vLLM: csrc/torch_bindings.cpp, those of csrc/libtorch_stable and csrc/cpu, and what vllm/model_executor
                  registers from Python
@@ -7,8 +7,8 @@
     gemmtuned    our own: gemmtuned/ops/blocks.py, int8.py and weight_only.py
     trtllm       TensorRT-LLM: cpp/tensorrt_llm/thop/fp8BlockScalingGemm.cpp
 
-What is a scaled product of plain operands is one of ours.  Where the weight is packed, or the operator does more than a
-product (quantises X, adds zero points), its calls are counted as opaque: no kernel of ours is ever tuned for them.
+An operator that computes a scaled product of plain operands is counted as such a problem.  If its weight is packed, or
+it does more than a product (quantises X, adds zero points), its calls are opaque: they are counted, never tuned.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ ROUTED: Final = 16  # kRouted of foreign.h
 
 @value_class(kw_only=True)
 class Operator:
-    """schema: types and names of its arguments and results, without aliases and defaults; the name alone where those
-    differ between versions: it is then counted as opaque wherever x (and y) are tensors of its.
+    """One operator of an engine.
 
-    y to bias: names of its arguments, "" where it has none; y is written into, and is the result where it is "".
+    schema: types and names of its arguments and results, without aliases and defaults; the operator's name alone if
+    these differ between versions: its calls are then opaque, if it has tensor arguments named x (and y).
+    y to bias: names of its arguments, "" for those it has not.  y is the argument it writes into; "": it returns y.
     out: the argument with the result's type.  form: `kn` for W [K, N] as torch's _scaled_mm takes it, `nk` for [N, K],
-    `opaque` where the weight is packed, `opaque batched` where x [B, M, K] has one for each of the batch, `weights` for
-    [N, K] that alone is quantised.
-    routed: calls that torch's own product could take may be served by its solutions, into y.
+    `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
+    the weight is quantised.
+    routed: calls that torch's own product could take may be served by the solutions for it, into y.
     """
 
     schema: str
@@ -53,7 +54,7 @@ class Operator:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the whole schema is known."""
+        """Whether `schema` is the whole schema, and not the name alone."""
         return "(" in self.schema
 
     @property
@@ -63,12 +64,12 @@ class Operator:
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Their numbers, as Native.stand_before takes them, where the whole schema is known."""
+        """Positions of the arguments, as Native.stand_before takes them; the whole schema must be known."""
         inside = self.schema.partition("(")[2].rpartition(") ->")[0]
         return self.among([part.split()[-1] for part in inside.split(", ")])
 
     def among(self, names: Sequence[str]) -> tuple[int, ...]:
-        """The same among these names of arguments. Raises ValueError where one is not there."""
+        """Positions among these names of arguments. Raises ValueError if one is not there."""
         asked = (self.y, self.x, self.w, self.scale_x, self.scale_w, self.bias, self.out)
         return tuple(names.index(name) if name else -1 for name in asked)
 

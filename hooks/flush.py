@@ -1,11 +1,12 @@
-"""From counters to the store: what the hook counted is drained about once a second, in the hook's one thread.
+"""Takes counts to the store: the hook's one thread drains the counters about once a second and writes the sums.
 
-Nothing here runs on the call path, and between two flushes nothing is held: no descriptor, mapping or lock.  What the
-store does not take now (locked, full, unreachable) stays in memory, summed up and bounded, and is offered again; the
-program is told once.
+Nothing here runs on the call path, and between two flushes the process holds no descriptor, mapping or lock of the
+store.  Counts that the store cannot take now (locked, full, unreachable) stay in memory, summed up and bounded, until
+a later flush; the program is told once.
 
-What is new is written with the next flush; more calls of what the store has from this process already wait for the
-fifth one, or for the beat (pending.py).  A killed process loses at most one interval of what is new, five of the rest.
+A problem that is new is written with the next flush.  More calls of a problem that the store has from this process
+wait for the fifth flush, or for the beat (pending.py).  A killed process loses at most one interval of new problems
+and five of the others.
 """
 
 from __future__ import annotations
@@ -39,17 +40,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gemmtuned.hooks")
 WARNING: Final = logging.WARNING
-BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; it is tried again next time
-BUSY_TOLD_S: Final = 10.0  # a store locked for as long as this is worth a line
+BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; the next flush tries again
+BUSY_TOLD_S: Final = 10.0  # a store that is locked for longer is reported
 BEAT_S: Final = 5.0
 MIN_FLUSH_S: Final = 0.02
-EXIT_S: Final = 0.5  # at interpreter exit we are gone by then, and counters are read no longer,
-EXIT_BUSY_S: Final = (
-    2.0  # or by then when other programs hold the store or there is much to write: it is worth a second
-)
+EXIT_S: Final = 0.5  # the last flush reads counters for so long at most, and mostly takes no longer
+EXIT_BUSY_S: Final = 2.0  # its limit where other programs hold the store, or there is much to write
 _LATE: Final = f"the end of a program waits {EXIT_BUSY_S:g} s at most"
-FORK_S: Final = 2.0  # a fork waits for so long: the first flush of a process makes a database;
-STUCK_S: Final = 0.05  # the next one, where the same flush still goes on: the disk, or its server, does not answer
+FORK_S: Final = 2.0  # how long a fork waits for a flush: the first one of a process creates a database
+STUCK_S: Final = 0.05  # how long later forks wait for the same flush: its disk, or file server, does not answer
 
 T = TypeVar("T")
 _no_store = ""  # why this process, and all that it forks, must never touch SQLite
@@ -58,10 +57,10 @@ _no_store = ""  # why this process, and all that it forks, must never touch SQLi
 class Flusher:
     """Takes sightings from `drain` to the store.
 
-    drain: yields what was counted since it was last called.  environment: what holds at a place (`cpu`, `cuda:0`); what
-    was counted where it raises is dropped.  session: a fresh snapshot for `gemmtuned status`.  tick: called before each
-    flush, for housekeeping.  compiled: (problem, kernel, place) of GEMMs that torch.compile has made kernels of since
-    it was last called.
+    drain: yields what was counted since its last call.  environment: of a place (`cpu`, `cuda:0`); where it raises,
+    the counts of that place are dropped.  session: a fresh snapshot for `gemmtuned status`.  tick: housekeeping, called
+    before each flush.  compiled: yields (problem, kernel, place) of GEMMs that torch.compile has turned into kernels
+    since its last call.
     """
 
     def __init__(
@@ -76,29 +75,30 @@ class Flusher:
         compiled: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
     ) -> None:
         self._settings, self._drain, self._environment, self._session = settings, drain, environment, session
-        self.run = settings.run  # the label that all is counted under
+        self.run = settings.run  # the label under which calls are counted
         self._tick, self._keep, self._take_compiled = tick, keep, compiled
         self._store: GuestStore | None = None
         self._pending, self._compiled = Pending(settings.flush_s), Notes()
         self._quarantine: list[tuple[Solution, str, str]] = []
-        self._aside: list[Sighting] = []  # of phases that have ended since the last flush
-        self._draining = allocate_rlock()  # around a drain and a change of the phase; a handler may begin another
-        self.hurried = False  # a thread of the program's waits for the end of the drain that goes on
-        self._lock = allocate_lock()  # one flush at a time: the thread's or the one at exit
+        self._aside: list[Sighting] = []  # counts of phases that have ended since the last flush
+        self._draining = allocate_rlock()  # held by a drain or a phase change; a signal handler may start a second one
+        self.hurried = False  # a thread of the program is waiting for the current drain to end
+        self._lock = allocate_lock()  # one flush at a time: the thread's, or the one at exit
         self._due_s = clock.monotonic() + _pause_s(settings)
         self._has_session = False  # our row is in the store
         self.in_store = False  # a flush is inside SQLite, not waiting for an import
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = self.dropped = 0
-        self._write_until_s = math.inf  # of the last flush, of clock.monotonic()
-        # a fork waits for a flush; one has waited in vain and it goes on still; the last came to no end of the counters
-        self._pausing = self._is_stuck = self._is_unread = False
+        self._write_until_s = math.inf  # when the last flush must stop writing, of clock.monotonic()
+        self._pausing = False  # somebody waits in `pause`
+        self._is_stuck = False  # a `pause` gave up on the flush that still runs
+        self._is_unread = False  # the last flush had no time to read all counters
         self._crowd, self._told = Crowd(), Once()
-        self.complaint = _no_store  # why the store does not take our counts; empty when it does
+        self.complaint = _no_store  # why the store does not take our counts; "" when it does
 
     @property
     def waited_us(self) -> int:
-        """How much longer this process had run at the last beat because others used the CPUs."""
+        """How much longer this process had run, at the last beat, than it would have with the CPUs to itself."""
         return round(self._crowd.longer_s * 1e6)
 
     def due_s(self) -> float:
@@ -111,19 +111,20 @@ class Flusher:
         for step in (self._tick, lambda: self.flush(whole=False)):
             try:
                 step()
-            except Exception as err:  # noqa: PERF203  ours to mend; the program runs on and its counts are kept
+            except Exception as err:  # noqa: PERF203  a bug of ours: the program goes on and its counts are kept
                 self._complain(err)
 
     def stop(self, began_s: float | None = None) -> None:
-        """Last flush; returns EXIT_S after began_s (now) at the latest, EXIT_BUSY_S while others hold the store.
+        """Flush for the last time, within EXIT_S of began_s (None: now), or EXIT_BUSY_S while others hold the store.
 
-        What cannot be read and written by then is lost, with a line: tens of thousands of problems, new at the end.
+        Counts that cannot be read and written by then are lost and reported: it takes tens of thousands of problems
+        that are new at the end.
         """
         self._due_s = math.inf
         began_s = clock.monotonic() if began_s is None else began_s
         self._write_until_s = began_s + EXIT_BUSY_S
         if not self._lock.acquire(timeout=max(began_s + EXIT_S - clock.monotonic(), 0.05)):
-            # A flush goes on. One that is in the store waits for others or writes: many programs end at one moment
+            # Another flush is running. One inside the store is worth waiting for: many programs may end together
             until_s = began_s + EXIT_BUSY_S if self.in_store else 0.0
             if not until_s or not self._lock.acquire(timeout=max(until_s - clock.monotonic(), 0.0)):
                 reason = f"a flush did not end within {EXIT_BUSY_S if until_s else EXIT_S:g} s"
@@ -131,7 +132,7 @@ class Flusher:
                 return
         try:
             while not self._flush(last=True) and clock.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
-                pass  # others end at the same moment
+                pass  # the store was busy: other programs end at the same moment
         except Exception as err:
             self._complain(err, aloud=False)
         finally:
@@ -141,25 +142,25 @@ class Flusher:
     def flush(self, *, whole: bool = True) -> None:
         """Take everything counted so far to the store now, or keep it and remember why.
 
-        whole: also more calls of what the store has already, which else wait until enough of them are due.
+        whole: write more calls of known problems too, instead of waiting until they are due.
         """
-        while self._pausing:  # the lock is not fair: one flush after another would keep a fork waiting
+        while self._pausing:  # the lock is not fair: back-to-back flushes would keep a fork waiting
             sleep(0.001)
         with self._lock:
             self._flush(whole=whole)
 
     def between_phases(self, change: Callable[[], None]) -> None:
-        """Make `change`, by which another phase begins; what was counted until now belongs to the one before."""
+        """Call `change`, which begins another phase, after setting aside what was counted in the one that ends."""
         self.hurried = True
         with self._draining:
             try:
-                if len(self._aside) < MAX_PENDING:  # else nobody flushes: it goes with what comes
-                    self._aside.extend(self._drained(look=False))  # this is the program's own thread
+                if len(self._aside) < MAX_PENDING:  # else flushes have stopped: these counts go to the next phase
+                    self._aside.extend(self._drained(look=False))  # quick: this is the program's own thread
             finally:
                 change()
 
     def _drained(self, *, look: bool = True) -> Iterator[Sighting]:
-        """What was counted since it was last called, under the phases that it was counted in; `look`: for a flush."""
+        """What was counted since the last call, each count with its phase. look: also what was set aside; a flush."""
         if look:
             aside, self._aside = self._aside, []
             yield from aside
@@ -170,7 +171,8 @@ class Flusher:
     def pause(self, timeout_s: float = FORK_S, *, for_fork: bool = False) -> bool:
         """Wait until no flush is going on and let none begin; False when that took too long.
 
-        for_fork: only SQLite must not be going on, whose locks a child would hold for ever.  An import may wait for us.
+        for_fork: it is enough that no flush is inside SQLite, whose locks a child would hold for ever; a flush that is
+        importing may be waiting for the very thread that forks.
         """
         self._pausing = True
         try:
@@ -190,15 +192,15 @@ class Flusher:
         self._lock.release()
 
     def beat_soon(self) -> None:
-        """Write the session with the next flush: something in it has changed that people wait for."""
+        """Write the session row with the next flush: something in it has changed that people look for."""
         self._next_beat_s = 0.0
 
     def report_failure(self, solution: Solution, reason: str, how: str = HOW[0]) -> None:
-        """Tell the daemon, with the next flush, that a published solution failed here; how: native.HOW."""
+        """Tell the daemon, with the next flush, that a published solution failed here. how: one of native.HOW."""
         self._quarantine.append((solution, reason, how))
 
     def _flush(self, *, last: bool = False, whole: bool = True) -> bool:
-        """False when it should be tried again at once if there is no later."""
+        """Flush once; False when the store was busy, so that the last flush of all should try again."""
         with self._draining:
             if _no_store:
                 self.dropped += sum(s.calls for s in self._drained())
@@ -231,7 +233,7 @@ class Flusher:
                 self._at(store.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
                 self._quarantine.pop(0)
             if beat or last:
-                self._crowd.was_in_the_way()  # few calls are timed, and so it may not have been asked for long
+                self._crowd.was_in_the_way()  # it is else asked with timed calls only, which may be rare
                 self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
                 self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
             self.complaint, self._busy_since_s = "" if is_given else _LATE, 0.0
@@ -243,7 +245,7 @@ class Flusher:
         return not busy
 
     def _give(self, store: GuestStore, now_s: float) -> bool:
-        """All that was counted and noted; what the store has taken is forgotten at once. False: there was no time."""
+        """Write all counts and notes, and forget each batch once the store has it. False: time ran out."""
         for place, run, counts in self._pending.batches():
             if clock.monotonic() > self._write_until_s:
                 return False
@@ -262,7 +264,7 @@ class Flusher:
         return True
 
     def _environment_of(self, place: str) -> Environment | None:
-        """None where there is none, said once: a device that we do not know, CUDA in a child that was forked."""
+        """The environment of a place; None, reported once, for an unknown device or CUDA in a forked child."""
         try:
             return self._environment(place)
         except Exception as err:
@@ -273,7 +275,7 @@ class Flusher:
     def _open(self) -> GuestStore:
         if self._store is None:
             with importing():
-                require_standard("sqlite3")  # the only one that torch has not imported already
+                require_standard("sqlite3")  # the only module we need that torch has not imported already
                 from gemmtuned.db.guest import GuestStore
 
             path, locks = self._settings.counts
@@ -281,7 +283,7 @@ class Flusher:
         return self._store
 
     def _at(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call the store, and let a fork see that SQLite is at work."""
+        """Call the store; meanwhile `in_store` tells a fork that SQLite is at work."""
         self.in_store = True
         try:
             return method(*args, **options)
@@ -297,7 +299,7 @@ class Flusher:
         text = str(err) if isinstance(err, GemmtunedError) else f"{type(err).__name__}: {err}"
         self._busy_since_s = self._busy_since_s or clock.monotonic()
         if isinstance(err, StoreBusy) and clock.monotonic() - self._busy_since_s < BUSY_TOLD_S:
-            aloud = False  # the next flush takes it along
+            aloud = False  # the next flush tries again
         if aloud and self._told.is_new(text):
             tell(log, WARNING, "counts stay in memory reason=%s", text)
         self.complaint = text
@@ -308,13 +310,13 @@ def _pause_s(settings: Settings) -> float:
 
 
 def _say_lost(calls: int, is_unread: bool, reason: str) -> None:
-    """is_unread: there were more, in counters that nobody has read."""
+    """Report lost counts. is_unread: more were lost, in counters that the last flush did not read."""
     if calls or is_unread:
         tell(log, WARNING, "counts were lost calls=%d%s reason=%s", calls, " and more" if is_unread else "", reason)
 
 
 def never_again(why: str) -> None:
-    """Never touch a store: in a child that was forked while SQLite held locks which nobody there will release."""
+    """Keep this process from any store: it was forked while SQLite held locks, which nobody here can release."""
     global _no_store
     _no_store = why
     tell(log, WARNING, "counts of this process are not kept reason=%s", why)

@@ -1,13 +1,13 @@
-"""gemmtuned.freeze: linear layers that also keep their weight packed, on the user's word that it will not change.
+"""gemmtuned.freeze: linear layers keep a packed copy of their weight, which the user promises not to change.
 
 No dispatcher can notice a weight that is edited in place, so a transformed copy is never kept behind the user's back.
 A frozen layer stays an nn.Linear with its own parameters: state_dict, isinstance and sharing are as before; its
 class is swapped for `FrozenLinear`, and back by unfreeze.  It looks up its own problem (weight state packed), then
 the plain one.
 
-To the rest of torch it is F.linear: whenever somebody looks on who has his own way with that (autograd, forward mode,
-vmap and its kin, tracing, modes, subclasses), it stands aside and calls it.  Whether the weight is still the one that
-was packed is looked at in every call, see `stamp_of` of native/frozen.h.
+To the rest of torch a frozen layer is F.linear: when something is active that treats F.linear in its own way (autograd,
+forward mode, vmap and the like, tracing, modes, subclasses), the layer simply calls F.linear.  Each call checks that
+the weight is still the one that was packed, see `stamp_of` in native/frozen.h.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gemmtuned.hooks import frozen_layers
 from gemmtuned.kernels.compiling import is_exporting
 
 log = logging.getLogger("gemmtuned.hooks")
-_waiting: list[weakref.ref[nn.Module]] = []  # frozen as soon as the native hook is built
+_waiting: list[weakref.ref[nn.Module]] = []  # modules to freeze as soon as the native hook is built
 _frozen: weakref.WeakSet[nn.Linear] = weakref.WeakSet()
 _PACKED: Final = "_gemmtuned_packed"  # attribute of a frozen layer; not a buffer, so not in state_dict
 
@@ -34,9 +34,9 @@ _PACKED: Final = "_gemmtuned_packed"  # attribute of a frozen layer; not a buffe
 class _Kept(NamedTuple):
     """What a layer keeps beside its weight.
 
-    stamp: of the weight as it was packed, by which each call knows it.  No reference to the weight itself, not even a
-    weak one: torch.utils.swap_tensors refuses tensors that have any.  storage: keeps the number of the weight's storage
-    from being another's, and its memory not at all.
+    stamp: identifies the weight as it was packed, so that each call can check it.  There is no reference to the weight
+    itself, not even a weak one, because torch.utils.swap_tensors refuses tensors that have any.  storage: reserves the
+    identity of the weight's storage, without keeping its memory.
     """
 
     stamp: list[int]
@@ -44,7 +44,7 @@ class _Kept(NamedTuple):
     storage: StorageWeakRef
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a layer has a weight of its own, and nothing beside it."""
+        """Return None: a copy of a layer has another weight, which is not packed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
@@ -56,7 +56,7 @@ class FrozenLinear(nn.Linear):
     __module__ = nn.Linear.__module__  # torch.fx looks into modules that are not torch's own
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As nn.Linear; the packed copy serves only calls that nobody else has to do with."""
+        """As nn.Linear; the packed copy serves a call only while nothing is active that has to see F.linear."""
         kept = self.__dict__.get(_PACKED)
         weight, bias = self.weight, self.bias
         if (
@@ -75,7 +75,7 @@ class FrozenLinear(nn.Linear):
         return torch.ops.gemmtuned.frozen_linear(input, weight, kept.packed, bias, kept.stamp)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickled or copied, it is an nn.Linear again, not frozen
-        if type(self) is not FrozenLinear:  # parametrized meanwhile: torch has its own word on that
+        if type(self) is not FrozenLinear:  # parametrized meanwhile: torch has a message for that
             return super().__reduce_ex__(protocol)
         state = {name: value for name, value in self.__dict__.items() if name != _PACKED}
         return object.__new__, (nn.Linear,), state
@@ -90,10 +90,10 @@ _PLAIN: Final = (torch.Tensor, nn.Parameter)
 
 
 def _somebody_looks_on() -> bool:
-    """Whether a mode, a transform or a tracer is on, which takes F.linear for what it is."""
-    if is_exporting():  # what is exported runs where we are not
+    """Whether a mode, a transform or a tracer is active, which has to see F.linear itself."""
+    if is_exporting():  # exported programs run where gemmtuned is not
         return True
-    if torch.compiler.is_compiling():  # into compiled code goes the operator, which has kernels for these (frozen.h)
+    if torch.compiler.is_compiling():  # compiled code calls our operator, which has kernels for all of these (frozen.h)
         return False
     return (
         torch._C._len_torch_function_stack() > 0

@@ -1,13 +1,13 @@
-"""The hook of one process: its parts, its thread, and what becomes of both at a fork and at the end.
+"""The hook of one process: it owns the parts below and one thread, and sees both through forks and the exit.
 
     Patches    the operators in front of torch's, and what they may do           patches.py
     Tables     the table in use, on probation first, and the user's own rows     tables.py
     Where      the devices of this process                                       where.py
-    Account    what was counted, and what the process says of itself             account.py
+    Account    what was counted, and what the process reports about itself       account.py
 
-The hook's one thread takes turns at flushing (flush.py, which calls `tick`), watching for tables (watch.py, which calls
-`reload`) and what a graph capture waits for (ready.py).  Whatever goes wrong here ends with the program on stock torch
-and a line that says why.
+The hook's one thread alternates between flushing (flush.py, which calls `tick`), watching for tables (watch.py, which
+calls `reload`) and making the table current for a graph capture that waits for it (ready.py).  Whatever goes wrong
+here, the program goes on with stock torch, and one line says why.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.selections import Selections
 
-EXIT_S: Final = 0.5  # at the end of the program the thread is waited for so long,
-FORK_S: Final = 0.02  # and before a fork: it sleeps, unless it is in the middle of something
-_parents: list[_Parts] = []  # a forked child must not close its parent's SQLite handle, so it keeps it for ever
+EXIT_S: Final = 0.5  # the longest wait for the thread at the end of the program
+FORK_S: Final = 0.02  # the longest wait for it before a fork: mostly it sleeps
+_parents: list[_Parts] = []  # a forked child keeps its parent's parts: to free them would close the parent's SQLite
 
 
 class _Parts(NamedTuple):
-    """What the thread of a process does, and the thread."""
+    """What the thread of a process does by turns, and the thread itself."""
 
     flusher: Flusher
     watcher: Watcher
@@ -54,7 +54,7 @@ class _Parts(NamedTuple):
 
 
 class Hook:
-    """One at a time, made by activate(). tables: what the program asked for besides those of the environment."""
+    """The hook; activate() makes one at a time. tables: those the program asked for, besides the environment's."""
 
     def __init__(self, settings: Settings, tables: Iterable[UserTables] = ()) -> None:
         self.settings = settings
@@ -68,8 +68,8 @@ class Hook:
             settings,
             self.library,
             self.tables,
-            counts=settings.capture or self.selections is not None,  # what it logs was counted
-            before_capture=lambda: self.ready.before_capture(),  # another in a child
+            counts=settings.capture or self.selections is not None,  # the log of selections is made from counts
+            before_capture=lambda: self.ready.before_capture(),  # late: a forked child has a Ready of its own
         )
         self.account = Account(settings, self.library, self.tables, self.patches, self.where, self.selections)
         self._parts: _Parts | None = None
@@ -100,7 +100,7 @@ class Hook:
 
     @property
     def parts(self) -> _Parts:
-        """What the thread does, and the thread. A forked child that needs neither has neither: making them costs it."""
+        """The thread's parts, made when first asked for: most forked children never need them."""
         if self._parts is None:
             with self._making:
                 if self._parts is None:
@@ -109,7 +109,7 @@ class Hook:
 
     @property
     def flusher(self) -> Flusher:
-        """Brings what was counted to the store."""
+        """Takes what was counted to the store."""
         return self.parts.flusher
 
     @property
@@ -124,7 +124,7 @@ class Hook:
 
     @property
     def background(self) -> Background:
-        """The thread."""
+        """The hook's thread."""
         return self.parts.background
 
     def _make_parts(self) -> _Parts:
@@ -158,7 +158,7 @@ class Hook:
         return self.settings.dispatch and self.settings.reload != "manual"
 
     def _is_current(self) -> bool:
-        """Whether the newest table that we know of is active wherever this process has a context."""
+        """Whether the newest known table is active on every device that this process uses."""
         if self.native is None or not self.patches.dispatches:
             return True
         if self._watches and not self.watcher.begun:
@@ -172,7 +172,7 @@ class Hook:
         self.patches.look_for_foreign()
 
     def _hurry(self) -> None:
-        if not self.background.alive:  # a forked child that has counted nothing yet
+        if not self.background.alive:  # in a forked child that has counted nothing yet
             with suppress(OSError):
                 self.background.start()
         self.watcher.events.wake()
@@ -196,7 +196,7 @@ class Hook:
     def stop(self) -> None:
         """Last flush; the thread ends."""
         nothing_counted = self.native is None or self.native.at_first_count(None)
-        if self._parts is None and nothing_counted:  # a forked child, or one that never began
+        if self._parts is None and nothing_counted:  # in a forked child, or when the thread never began
             return
         self.flusher.hurried = True
         self.background.end(EXIT_S)
@@ -210,13 +210,13 @@ class Hook:
     # ---- forks
 
     def before_fork(self) -> Fork:
-        """Have the thread asleep, which it mostly is."""
+        """Wait until the thread sleeps, which it mostly does already."""
         if self._parts is None:
             return Fork.BESIDE
         return self.background.before_fork(FORK_S)
 
     def pause_flushes(self) -> bool:
-        """Let no flush be going on during a fork; False when one is."""
+        """Keep flushes from running during a fork; False when one could not be waited for."""
         return self._parts is not None and self.flusher.pause(for_fork=True)
 
     def after_fork_in_parent(self, how: Fork, *, goes_on: bool) -> None:
@@ -225,17 +225,17 @@ class Hook:
             self.background.after_fork_in_parent(how, goes_on=goes_on)
 
     def after_fork(self, *, paused: bool) -> None:
-        """In a forked child: counts start at nothing (the native ones reset themselves), and the thread with the first.
+        """In a forked child: counts start at zero (native ones reset themselves); the first count starts the thread.
 
-        Most children count nothing, and each page that is touched here is copied for them: so little is done.
-        paused: no flush was going on in our parent.  If one was, in SQLite, its locks are held here for ever.
+        Most children count nothing, and every memory page that is written here is copied for them, so we do little.
+        paused: no flush was running in the parent.  If one was inside SQLite, this process inherits its locks for ever.
         """
         parents, self._parts = self._parts, None
         self._making = allocate_lock()
         self.tables.after_fork()
         self.account.after_fork()
         self.patches.after_fork()
-        if parents is None:  # our parent's thread may have been about to begin, and is not here
+        if parents is None:  # the parent's thread may have been about to begin, but threads are not inherited
             if self.native is not None:
                 self.native.at_first_count(self._first_count)
             return
@@ -248,7 +248,7 @@ class Hook:
             never_again("it was forked in the middle of a flush")
         if self.native is not None:
             self.native.at_first_count(self._first_count)
-        elif self.patches.look_at_s is not None:  # no call comes to us before the library does: a thread has to look
+        elif self.patches.look_at_s is not None:  # without the library no call can start the thread that looks for it
             with suppress(OSError):
                 self.background.start()
 
@@ -259,7 +259,7 @@ class Hook:
         return self.account.drain()
 
     def session(self) -> Session:
-        """This process for the store's session table."""
+        """This process's row for the store's session table."""
         return self.account.session(self.flusher)
 
     def tick(self) -> None:
@@ -277,12 +277,12 @@ class Hook:
     # ---- what the program asks for
 
     def add_table(self, table: UserTables) -> None:
-        """Use one more table of the user's, from now on, as far as its rows have been checked."""
+        """Use one more table of the user's from now on: those of its rows that have been checked."""
         self.tables.add(table)
         self.reload()
 
     def count_op(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
-        """A call of one of our ops that aten did not see; outcome, graph: as of a Sighting."""
+        """Count a call of one of our ops that runs without aten. outcome, graph: as in a Sighting."""
         if self.patches.counts:
             self.account.op_counts.add(problem, place, outcome, graph=graph)
             if graph and self.native is not None:
@@ -294,9 +294,9 @@ class Hook:
 
 @contextmanager
 def own_op(hook: Hook, routed: str) -> Iterator[None]:
-    """While one of our ops runs, which counts itself: what it calls under aten is not counted.
+    """While one of our ops runs, do not count the aten calls inside it: the op counts itself.
 
-    routed: the place where a kernel of the table serves it, "" where none does.
+    routed: the place (`cuda:0`) where a kernel of the table serves the op; "" where none does.
     """
     native = hook.native
     on_trial = native.op_begins(routed) if native is not None else None
@@ -308,7 +308,7 @@ def own_op(hook: Hook, routed: str) -> Iterator[None]:
 
 
 def label(hook: Hook, run: str, role: str) -> None:
-    """Count under this label from now on, "" for the earlier one; role: as in a Session."""
+    """Count under this label from now on; "" keeps the current one. role: as in a Session."""
     hook.settings = replace(hook.settings, run=run[:200] or hook.settings.run)
     hook.account.label(hook.settings, role[:60])
     if hook._parts is not None:

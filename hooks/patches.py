@@ -1,10 +1,11 @@
-"""What the hook puts in torch: the native operators, as soon as their library is there, and what they may do.
+"""What the hook puts into torch: the native operators, once their library is there, and the mode they run in.
 
     native    our operators stand in front of aten's GEMMs (hooks/native)
     off       nothing is patched: switched off, or the native library is not there yet
 
-The library is never built here: that takes child processes and CPU time, which are the program's.  Until it is there
-the process counts nothing, says so, and looks for it now and then.  Registering operators later recompiles nothing.
+The library is never built here, because a build takes child processes and CPU time of the program.  Until somebody has
+built it, the process counts nothing, says so, and looks for it now and then.  Operators that are registered late cause
+no recompilation.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gemmtuned.hooks.tables import Library, Tables
 
 log = logging.getLogger("gemmtuned.hooks")
 LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
-ANEW_S: Final = 30.0  # between two looks at all that torch's dispatcher has of our operators: a millisecond or two
+ANEW_S: Final = 30.0  # between two looks at torch's dispatcher for kernels on top of ours: each takes 1 to 2 ms
 
 
 class Patches:
@@ -66,7 +67,7 @@ class Patches:
             self.note = "GEMMTUNED_NATIVE=0: nothing is counted or routed"
 
     def remove(self) -> None:
-        """Take every patch back, for good: our thread may be in the middle of a turn."""
+        """Take every patch back for good, even if our thread is in the middle of a turn."""
         with self._setting:
             self._removed = True
             self.compiled.remove()
@@ -77,19 +78,19 @@ class Patches:
             self.path = "off"
 
     def after_fork(self) -> None:
-        """In a forked child, whose parent may have been at it."""
+        """In a forked child: replace the lock, which the parent may have held."""
         self._setting = allocate_lock()
         self.foreign.after_fork()
 
     def look_again(self, now_s: float) -> bool:
-        """Look for a library that was not there, now and then; True when it is served by from now on."""
+        """Look now and then for a library that was not there; True when it serves this process from now on."""
         if self.look_at_s is None or now_s < self.look_at_s:
             return False
         self._take_library()
         return self.path == "native"
 
     def _take_library(self) -> None:
-        """Serve by the native library if it is there; else note why not, and when to look again."""
+        """Use the native library if it is there; else note why not, and when to look again."""
         self.look_at_s = clock.monotonic() + LOOK_S
         try:
             found = native_build.find_built(self._settings.cache)
@@ -131,7 +132,7 @@ class Patches:
         return bool(self.mode & native.CAPTURE)
 
     def follow_mode(self) -> None:
-        """Do what switches and the breaker say now; a mode of batch-invariant kernels is reported."""
+        """Set the mode that the switches and the breaker ask for now, and report a batch-invariant one."""
         before, mode = self._invariant, self._wanted()
         with self._setting:
             if mode != self.mode and self._library.native is not None and not self._removed:
@@ -144,7 +145,7 @@ class Patches:
         if self.switched_off():
             return native.OFF
         self._invariant = batch_invariance()
-        asked = not self._invariant or self._invariant == BATCH_INVARIANT  # of an engine: its own kernels stay
+        asked = not self._invariant or self._invariant == BATCH_INVARIANT  # an engine's mode: it keeps its own kernels
         dispatch = native.DISPATCH if self._settings.dispatch and not self.breaker.open and asked else 0
         return (native.CAPTURE if self._counts else 0) | dispatch | (native.INVARIANT if self._invariant else 0)
 
@@ -157,7 +158,7 @@ class Patches:
         return ""
 
     def invariant_note(self) -> str:
-        """What a mode of batch-invariant kernels leaves of dispatch; "" without one."""
+        """One line on what a batch-invariant mode leaves of dispatch; "" without such a mode."""
         if not self._invariant or not self._settings.dispatch:
             return ""
         if self._invariant == BATCH_INVARIANT:
@@ -170,7 +171,7 @@ class Patches:
     # ---- kernels of others
 
     def look_for_foreign(self) -> None:
-        """Have engines' and other packages' own operators counted that have come since the last look."""
+        """Count operators of engines and other packages that were registered since the last look."""
         if self._library.native is not None and self.mode != native.OFF:
             self.foreign.look(self._library.native)
 
@@ -183,13 +184,13 @@ class Patches:
         return _of_others(self.overridden())
 
     def before_graph(self) -> None:
-        """Look for operators once more: those that an extension has just brought are counted in the graph, too."""
+        """Look for other packages' operators once more, so that the graph's calls of new ones are counted."""
         with suppress(Exception):  # the program's thread
             self.look_for_foreign()
         self._before_capture()
 
     def tell_of_others(self, now_s: float) -> None:
-        """Say it of each once. What C++ has registered is looked at now and then."""
+        """Report each overridden operator once. Registrations from C++ are looked up every ANEW_S seconds only."""
         anew = now_s >= self._look_anew_s
         if anew:
             self._look_anew_s = now_s + ANEW_S

@@ -1,7 +1,7 @@
-"""What was counted and is not in the store yet: summed up, bounded, and when it is due there.
+"""Counts that are not in the store yet: summed up, bounded in number, and written when they are due.
 
-To open the store costs a hundred times what it costs to read the counters.  So what is new (a problem, an outcome, a
-phase, a label) is due at once, and more calls of what the store has from this process already after STEADY flushes.
+Opening the store costs a hundred times as much as reading the counters.  So a count that is new (another problem,
+outcome, phase or label) is due at once, and more calls of one that the store has already are due after STEADY flushes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 
 MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
-MOST_AT_ONCE: Final = 2_000  # written in one transaction, some 0.1 s: other programs wait for it
+MOST_AT_ONCE: Final = 2_000  # written in one transaction, about 0.1 s, for which other programs wait
 MAX_COMPILED: Final = 4096  # distinct GEMMs inside kernels of torch.compile, kept while the store is out of reach
-STEADY: Final = 5  # flushes,
-STEADY_S: Final = 5.0  # and no longer than this where a flush is not: a beat of the session, which opens the store too
+STEADY: Final = 5  # flushes after which known counts are due
+STEADY_S: Final = 5.0  # seconds after which they are due at the latest: the session's beat opens the store then anyway
 
 Key = tuple[Problem, str, bool, str, str, str]  # problem, outcome, graph, place, phase, run
 Counts = dict[Key, list[float]]

@@ -1,10 +1,9 @@
-"""Programs of several ranks: tables change on all of them at one point of the program, or on none.
+"""Programs of several ranks: their tables change on all ranks at one point of the program, or on none.
 
-Two kernels for one problem may round differently.  Where ranks compute the same thing each for itself (a router, a
-sampler) a near tie then falls one way here and the other way there, and the ranks part for good.  So a rank takes a
-table up when it starts and after that only in `gemmtuned.reload(group)`.  A launcher says by WORLD_SIZE that there are
-several; a program may also make ranks of processes that know nothing of it (multiprocessing, Ray), which shows once
-torch.distributed is initialised.
+Two kernels for one problem may round differently.  Where each rank computes the same thing for itself (a router, a
+sampler), a near tie may then be decided differently on two ranks, which diverge from there on.  So a rank takes up a
+table when it starts and after that only in `gemmtuned.reload(group)`.  A launcher says by WORLD_SIZE that there are
+several ranks; in other programs (multiprocessing, Ray) it shows once torch.distributed is initialised.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.hook import Hook
 
 log = logging.getLogger("gemmtuned.hooks")
-AGREE_S: Final = 15.0  # ranks of one program come to the same line within that time
-RETRY_S: Final = 10.0  # a table that could not be taken up is read again after that time
+AGREE_S: Final = 15.0  # the ranks of one program come to the same line within this time
+RETRY_S: Final = 10.0  # after this time a table that could not be taken up is read again
 
 Rows = tuple[int, list[str]]  # generation, rows of the table, each a line of JSON
 
@@ -51,7 +50,7 @@ def reload_group(hook: Hook | None, group: torch.distributed.ProcessGroup) -> No
 
 
 def _take_up(hook: Hook | None, group: torch.distributed.ProcessGroup, table: Rows | None) -> None:
-    """All ranks of the group take up what its first rank gives. Collective."""
+    """Have all ranks of the group use the table that its first rank sends. Collective."""
     import torch.distributed as dist
 
     box = [table]
@@ -61,7 +60,7 @@ def _take_up(hook: Hook | None, group: torch.distributed.ProcessGroup, table: Ro
 
 
 def _read(hook: Hook | None) -> Rows | None:
-    """The published table as it is to be taken up; None where there is none. Never raises: the other ranks wait."""
+    """The published table to send to the other ranks; None for none. Never raises, because the other ranks wait."""
     try:
         loaded = hook.tables.loader.load(newer_than=0) if hook is not None else None
         if hook is None or loaded is None or hook.tables.refuses(loaded[0]):
@@ -73,10 +72,10 @@ def _read(hook: Hook | None) -> Rows | None:
 
 
 def all_agree(group: torch.distributed.ProcessGroup, said: str) -> bool:
-    """Whether every rank of the group calls this with the same words within AGREE_S; the same answer on all that do.
+    """Whether every rank of the group calls this with the same words within AGREE_S; all that do get the same answer.
 
-    Not collective: a rank that never comes is not waited for in a collective, which would end with the group broken.
-    The ranks meet in the store that torch.distributed began with, and what the first of them decides there holds.
+    It is no collective, because a rank that never comes would leave the group broken.  The ranks meet in the store
+    that torch.distributed was initialised with, and what the first of them decides there holds.
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
@@ -94,17 +93,17 @@ def all_agree(group: torch.distributed.ProcessGroup, said: str) -> bool:
 
 
 class Together:
-    """All ranks of a group change tables at one step of the program, without a word of the program's.
+    """Changes tables on all ranks of a group at the same step of the program, which need not ask for it.
 
-    Each calls `step` at every step; after `every` of them, all learn from the first rank which generation it has read,
-    a number over the group's network, and take it up there and then.  hook: this process's, None where it is off.
+    Each rank calls `step` at every step.  Once in `every` steps the first rank sends the number of the generation that
+    it has read, and all ranks take that generation up at once.  hook: this process's, None where it is off.
     """
 
     def __init__(self, group: torch.distributed.ProcessGroup, *, hook: Callable[[], Hook | None], every: int) -> None:
         self._group, self._hook, self._every = group, hook, every
         self._steps = 0
-        self._known = 0  # the generation that all have
-        self._looked: tuple[int, int] | None = None  # at this manifest, which was taken up
+        self._known = 0  # the generation that all ranks have
+        self._looked: tuple[int, int] | None = None  # the manifest that was taken up last
         self._not_before_s = 0.0  # of clock.monotonic()
 
     def step(self) -> None:
@@ -121,10 +120,10 @@ class Together:
         newest = of_first(lambda: table[0] if table is not None else self._known, self._group)
         if newest != self._known:
             _take_up(self._hook(), self._group, table)
-            self._known = newest  # only what has been read: what could not be is read again
+            self._known = newest  # only once it was read: otherwise it is read again
 
     def _newer(self) -> Rows | None:
-        """The published table, if it is another than all have."""
+        """The published table's generation, if it is not the one that all ranks have."""
         hook = self._hook()
         if hook is None or clock.monotonic() < self._not_before_s:
             return None
@@ -150,7 +149,7 @@ def is_shared(group: torch.distributed.ProcessGroup | None) -> TypeGuard[torch.d
 
 
 def of_first(number: Callable[[], int], group: torch.distributed.ProcessGroup) -> int:
-    """What the group's first rank, which alone asks, finds; 0 where that raises, for the others wait. Collective."""
+    """The answer of `ask` on the group's first rank, sent to all; 0 if it raises, since the others wait. Collective."""
     import torch
     import torch.distributed as dist
 

@@ -1,6 +1,7 @@
 """The table in use: published solutions and the user's own rows, given to the native library whole, on probation first.
 
-One change at a time, under `swap`: the hook's thread makes them, and who calls gemmtuned.reload() or load_config.
+`swap` is held around each change.  The hook's thread makes changes, and so do callers of gemmtuned.reload() and
+load_config.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Library:
 
 
 class Tables:
-    """What is in use, and how it changes. tables: the user's.  changed: called when another table is in use."""
+    """The table in use, and its changes. tables: the user's.  changed: called after each change."""
 
     def __init__(
         self,
@@ -59,22 +60,22 @@ class Tables:
     ) -> None:
         self._settings, self._library, self._where, self._changed = settings, library, where, changed
         self.table = Table()
-        self.active_us = 0  # since when it is in use
-        self.built_for: tuple[str, ...] = ()  # the places
-        self.failed: dict[int, str] = {}  # routes, by id, and why
+        self.active_us = 0  # since when the table is in use
+        self.built_for: tuple[str, ...] = ()  # the places (`cpu`, `cuda:0`) that it serves
+        self.failed: dict[int, str] = {}  # id of a route that failed -> why
         self.refused = ""  # why the newest generation is not used
         self.loader = Loader(settings.config_dir)
         self.probation = Probation(settings.home / "probation", settings.run)
         self.beats = Beats()
         self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
         self.user_tables = UserLoader(tuple(tables))
-        self.swap = allocate_rlock()  # a signal's handler may ask for a reload in the middle of one
-        self._newest: tuple[int, Solutions] | None = None  # as it was published
+        self.swap = allocate_rlock()  # re-entrant: a signal handler may ask for a reload during one
+        self._newest: tuple[int, Solutions] | None = None  # generation and solutions, as published
         self._asked_for = tuple(tables)
         self._unchecked = Solutions()
 
     def after_fork(self) -> None:
-        """In a forked child: what its parent's threads held is not held."""
+        """In a forked child: replace what the parent's threads may have held."""
         self.beats.after_fork()
         self.swap = allocate_rlock()
         self.loader = Loader(self._settings.config_dir)
@@ -86,23 +87,23 @@ class Tables:
         self.beats.hide()
 
     def give_to(self, native: Native) -> None:
-        """Have the library serve the table; the caller holds `swap`."""
+        """Load the table into a library that is new; the caller holds `swap`."""
         self.probation.pages = native
         self._put_on_trial(self.table)
         self._load(native, self.table, self._rows(native, self.table))
 
     def _load(self, native: Native, table: Table, rows: Iterable[Row]) -> None:
         left_out, why = native.load(rows, table.generation)
-        if left_out:  # of a version to come, say
+        if left_out:  # for example rows of a later version
             table.refused["the native table has no place for it"] += left_out
             tell(log, logging.WARNING, "rows not used count=%d reason=%s", left_out, why)
 
     def _rows(self, native: Native, table: Table) -> Iterable[Row]:
-        """As the library takes them."""
+        """The table's rows in the form that the library takes."""
         if self._library.routes is None:
             if not len(table):
                 return ()
-            with importing():  # most programs have no use for launch records
+            with importing():  # late, because most programs need no launch records
                 from gemmtuned.hooks.routes import Routes
 
             self._library.routes = Routes(native, self._settings.config_dir)
@@ -111,7 +112,7 @@ class Tables:
     def is_built(self) -> bool:
         """Whether the newest table that we know of is in use wherever this process has a context.
 
-        Not while a row lacks an operator that the program has registered since.
+        False while a row could have an operator that the program has registered since.
         """
         if self._newest is None:
             return True
@@ -138,7 +139,7 @@ class Tables:
         return generation
 
     def _has_answers(self) -> bool:
-        """Whether rows of the user's that nobody had tried have been tried since the last look."""
+        """Whether some of the user's rows that were unchecked have been checked since the last look."""
         unchecked = self._unchecked
         if not unchecked or not self.verdicts.may_be_new():
             return False
@@ -150,7 +151,7 @@ class Tables:
         self.user_tables = UserLoader(self._asked_for)
 
     def take_rows(self, generation: int, rows: list[str]) -> None:
-        """Take up what another rank has read: that one, even if a newer one was read here."""
+        """Use the table that another rank has read, even if this rank has read a newer one."""
         with self.swap:
             if generation != self.table.generation:
                 self.use(generation, Solutions(Solution.from_row(json.loads(row)) for row in rows))
@@ -164,9 +165,9 @@ class Tables:
         return bool(note)
 
     def follow_probation(self) -> None:
-        """Put the table down when others of this run died of it, as our own workers: the next ones have it from us.
+        """Stop using the table when other processes of this run died of it, so that workers forked later do not.
 
-        Ranks change tables together: they keep it.
+        Ranks keep it, because they change tables together.
         """
         if not self.probation.turn(clock.monotonic()):
             return
@@ -207,9 +208,9 @@ class Tables:
         return table.generation
 
     def _put_on_trial(self, table: Table, *, known: Table | None = None) -> None:
-        """Begin the generation's probation if it routes anything that it did not as `known`: rows, or GPUs they serve.
+        """Begin the generation's probation if it has a route (a row on a device) that the table `known` had not.
 
-        The user's own rows have no part in it: they were tried in another process, and come with every generation.
+        The user's own rows do not count: they were tried in another process, and come with every generation.
         """
         own = self.user_tables.taken
         for place, text, packed in in_slices(table.rows()):

@@ -25,11 +25,11 @@ from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import about, in_slices
 
-SETTLE_S: Final = 0.05  # a publish is several renames; wait until it is quiet for this long,
-SETTLED_S: Final = 0.5  # but no longer than this
+SETTLE_S: Final = 0.05  # a publish is several renames: we wait until no event has come for so long
+SETTLED_S: Final = 0.5  # the longest such wait
 POLL_S: Final = 5.0
-BLIND_POLL_S: Final = 0.5  # while there are no events: no folder yet, or no inotify
-MIN_GAP_S: Final = 0.5  # reloads closer than this are taken together: parsing holds the interpreter lock
+BLIND_POLL_S: Final = 0.5  # the interval while there are no events: no folder yet, or no inotify
+MIN_GAP_S: Final = 0.5  # the least time between two reloads, because parsing holds the interpreter lock
 
 log = logging.getLogger("gemmtuned.hooks")
 _subscribers: list[Callable[[int], None]] = []
@@ -60,21 +60,21 @@ def after_fork() -> None:
 
 
 def _tell_subscribers(generation: int) -> None:
-    """Call the callbacks in a thread of their own: one may take its time, and may do all that threads do."""
+    """Call the callbacks in a thread of their own, since one may take long, or use what only such threads can."""
     if _subscribers:
         _untold.append(generation)
     _go_on_telling()
 
 
 def _go_on_telling() -> None:
-    """Where no thread is to be had the next turn tries again."""
+    """Start the thread that calls the callbacks, if something is untold; if none can start, the next turn retries."""
     if _untold and not _telling.locked():
         with suppress(RuntimeError):
             threading.Thread(target=_tell_all, name="gemmtuned-reload", daemon=True).start()
 
 
 def _tell_all() -> None:
-    while _untold and _telling.acquire(blocking=False):  # else who has it takes this one along
+    while _untold and _telling.acquire(blocking=False):  # else the thread that holds it tells this one, too
         try:
             while _untold:
                 _call_all(_untold.pop(0))
@@ -105,8 +105,8 @@ class Loader:
     def load(self, newer_than: int) -> tuple[int, Solutions] | None:
         """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once).
 
-        Of the same number is newer what has other files: where a backup of the home was put back, its daemon gives the
-        numbers anew that came after it.
+        A table with the same number but other files is newer: after a backup of the home was restored, its daemon uses
+        numbers a second time.
         """
         try:
             manifest = read_manifest(self.folder)
@@ -132,7 +132,7 @@ class Loader:
         return manifest.generation, Solutions.joined(solutions for solutions, _ in files.values())
 
     def _is_another(self, manifest: Manifest) -> bool:
-        """Whether it has the number of the table taken last, and not its files."""
+        """Whether this manifest has the number of the table taken last, but other files."""
         return self._taken is not None and self._taken[0] == manifest.generation and self._taken[1] != manifest.files
 
     def _read(self, file: TableFile) -> tuple[Solutions, list[str]]:
@@ -153,9 +153,9 @@ class Loader:
 
 
 class Watcher:
-    """Calls `reload` whenever something newer may have been published, until `held` says True; a part of our thread.
+    """Calls `reload` when something newer may have been published, until `held` returns True. A part of our thread.
 
-    files: tables of the user's own, watched too where their folder can be; the poll finds what that misses.
+    files: the user's own tables.  They are watched too where their folder can be; the poll finds the rest.
     """
 
     def __init__(
@@ -169,14 +169,14 @@ class Watcher:
     ) -> None:
         self._folder, self._reload, self._automatic, self._held = folder, reload, automatic, held
         self._files = tuple(files)
-        self.events = Events()  # the thread sleeps in it
+        self.events = Events()  # where the thread sleeps
         self._begun = False
         self._watched: tuple[int, int] | None = None
         self._due_s = clock.monotonic()
         self._changed_s: float | None = None  # since when something has changed
         self._not_before_s = 0.0
         self._error = ""
-        self.polling = False  # true when there are no file events to be had and only the poll is left
+        self.polling = False  # there are no file events, so that only the poll finds new tables
 
     @property
     def begun(self) -> bool:
@@ -196,7 +196,7 @@ class Watcher:
     def turn(self) -> None:
         """Look whether there is something newer, and go on watching."""
         self._changed_s = None
-        self._due_s = clock.monotonic() + BLIND_POLL_S  # also where the rest of this turn raises
+        self._due_s = clock.monotonic() + BLIND_POLL_S  # holds if the rest of this turn raises
         if self._begun and self._held is not None and self._held():
             self._automatic = False
             self.events.close()
@@ -229,7 +229,7 @@ class Watcher:
         return True
 
     def _watch(self) -> bool:
-        """Have events of the folder as it is now; False without."""
+        """Watch the folder as it is now (it may have been made anew); False when there are no events of it."""
         try:
             facts = self._folder.stat()
         except OSError:
@@ -240,7 +240,7 @@ class Watcher:
             return True
         folders: dict[Path, set[str]] = {self._folder: {MANIFEST}}
         for file in self._files:
-            with suppress(OSError):  # a folder that is closed to us: the poll is enough
+            with suppress(OSError):  # a folder that we may not read: the poll is enough
                 if file.parent.is_dir():
                     folders.setdefault(file.parent, set()).add(file.name)
         try:
@@ -249,5 +249,5 @@ class Watcher:
             self.polling = True
             return False
         self._watched, self.polling = here, False
-        self.events.changed = True  # look once more: it may have been published before the watch began
+        self.events.changed = True  # look once more: a table may have been published before the watch began
         return True

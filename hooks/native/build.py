@@ -1,10 +1,10 @@
 """Build the native hook with the user's own torch and C++ compiler: once per torch, and never inside a host.
 
 `gemmtuned doctor --build`, `gemmtuned run` before the program starts and the daemon build it; a program only looks for
-it.  The library needs torch's headers and nothing of Python's, so one build serves every Python.  Its name says which
-build of torch, which C++ library and which sources it is of; a file beside it says how long it is and its hash, and
-what does not agree is not mapped: it was cut short by a power cut, a full disk, a copy that is under way.  An error of
-the sources is remembered for a week, any other failure is tried again after a while.
+it.  The library needs torch's headers and nothing of Python's, so one build serves every Python.  Its name holds a hash
+of the build of torch, the C++ library and the sources.  A file beside it has its length and hash; a library that does
+not agree is not mapped, since a power cut, a full disk or an unfinished copy has cut it short.  An error in the sources
+is remembered for a week; after any other failure the build is tried again later.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SOURCES: Final = tuple(
     sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
 )
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
-MOST_BYTES: Final = 1 << 20  # of a compiler's words that are kept
+MOST_BYTES: Final = 1 << 20  # of the compiler's output that are kept
 ROOM_BYTES: Final = 32 << 20
-LASTING_S: Final = 7 * 86400.0  # how long an error of the sources is believed: a compiler may be upgraded
+LASTING_S: Final = 7 * 86400.0  # how long an error in the sources is believed: the compiler may be upgraded
 RETRY_S: Final = 60.0  # after the first failure of another kind; then four times as long, up to
 LONGEST_RETRY_S: Final = 86400.0
 _OF_SOURCE: Final = r"[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: "  # most processes build nothing
@@ -118,7 +118,7 @@ def failure(cache: Path) -> str | None:
 
 
 def may_try(cache: Path) -> bool:
-    """Whether a build is worth trying: the last failure was not of the sources, and some time ago."""
+    """Whether a build is worth trying: the last failure was no error in the sources, and it was some time ago."""
     trouble = _trouble(library_path(cache))
     if trouble is None:
         return True
@@ -231,7 +231,7 @@ def _put(new: Path, path: Path) -> None:
 
 
 def _remember(path: Path, said: str) -> str:
-    """Keep what the compiler said, and whether it is the sources' fault; the first line of it that names an error."""
+    """Keep the compiler's output and whether the sources are at fault; returns its first line that names an error."""
     lines = said.splitlines()
     of_source = next((line for line in lines if re.match(_OF_SOURCE, line)), None)
     reason = of_source or next((line for line in lines if "error" in line), lines[0] if lines else "no word of why")

@@ -131,13 +131,13 @@ class Native:
         if (lib.gt_fields() or b"").decode() != LAYOUT:
             raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
         self._lib, self._path = lib, path
-        self.left: dict[str, str] = {}  # operators that are others', and where theirs was registered
+        self.left: dict[str, str] = {}  # operators that somebody else has overridden -> where that was registered
         self._watch: Watch | None = None
 
     def install(self) -> None:
         """Put our operators in front of torch's own, for the life of the process; a second time does nothing.
 
-        What somebody else has put in torch's place is left alone: see `left`.  Raises NativeError.
+        Operators that somebody else has overridden are left alone: see `left`.  Raises NativeError.
         """
         text = ctypes.create_string_buffer(_REASON_BYTES)
         prepared = self._lib.gt_prepare(text, len(text))
@@ -170,11 +170,11 @@ class Native:
 
     @property
     def has_shims(self) -> bool:
-        """True when products of compiled C++ that is loaded from now on are counted and routed."""
+        """True when products in compiled C++ code that is loaded from now on are counted and routed."""
         return bool(self._lib.gt_has_shims())
 
     def take_freed(self) -> None:
-        """Stand in front of those too that somebody else served and that are torch's own again."""
+        """Install ours in front of operators that somebody else had overridden and that are torch's own again."""
         error = ctypes.create_string_buffer(_REASON_BYTES)
         for number, operator in enumerate(self.operators() if self.left else ()):
             if operator not in self.left or not is_torchs(registered_at(operator)):
@@ -184,11 +184,11 @@ class Native:
             self.left = {name: place for name, place in self.left.items() if name != operator}
 
     def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int, family: int = 0) -> list[str]:
-        """Have an operator of somebody else's counted; where it is, from now on or already: "CPU _C::onednn_mm".
+        """Count an operator of another package; returns the names it is counted under: "CPU _C::onednn_mm".
 
-        arguments: which is y, x, w, the scale of x, of w, the bias, the result's type; -1: none.  form: of W, an
-        index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.family_code), whose calls
-        are routed as well.  Raises NativeError for one with another schema; "" is any.
+        arguments: the positions of y, x, w, the scale of x, the scale of w, the bias and the result's type; -1: none.
+        form: of W, an index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.py,
+        family_code), whose calls are routed as well.  Raises NativeError if the schema differs; "" fits any.
         """
         error = ctypes.create_string_buffer(_REASON_BYTES)
         done = self._lib.gt_stand_before(*_as_c(name, schema, tuple(arguments)), form, family, error, _REASON_BYTES)
@@ -197,14 +197,14 @@ class Native:
         return [f"{key} {name}" for bit, key in ((1, "CPU"), (2, "CUDA")) if done & bit]
 
     def watch(self, operators: Iterable[str]) -> None:
-        """Tell of these too when somebody puts a kernel on top of ours: see `overridden`."""
+        """Report in `overridden` when somebody puts a kernel on top of ours at these operators, too."""
         if self._watch is not None:
             self._watch.others(operators)
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
         """Operators whose calls do not reach us, with the place of the kernel that serves them, or the reason.
 
-        anew: also what C++ has registered since; dumps torch's tables, a millisecond.
+        anew: include what C++ has registered since, by a dump of torch's tables, which takes a millisecond.
         """
         over = self._watch.look(anew=anew) if self._watch is not None else {}
         return {**self.left, **over}
@@ -227,17 +227,17 @@ class Native:
     def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
         """Have the first routed call from now on make a page that routed calls are noted in (native/trial_page.h).
 
-        folder: of such pages, made if need be.  facts: JSON up to the value of its last member, when the process began.
-        namespace: the inode of the PID namespace that they name, 0 for none.
+        folder: where such pages lie; it is made if need be.  facts: JSON up to the value of its last member, which is
+        when the process began.  namespace: the inode of the PID namespace that the facts name, 0 for none.
         """
         self._lib.gt_trial_begin(os.fsencode(folder.parent), os.fsencode(folder), generation, facts, namespace)
 
     def end_trial(self, *, keep: bool) -> None:
-        """Note nothing any more. keep: the page stays for others to read."""
+        """Stop noting routed calls. keep: leave the page for others to read."""
         self._lib.gt_trial_end(keep)
 
     def trial_page(self, *, make: bool = False) -> int | None:
-        """Address of the page; None while there is none, unless one can be made."""
+        """Address of the page, or None. make: make a page if there is none."""
         return self._lib.gt_trial_page(make)  # type: ignore[no-any-return]
 
     def fault(self) -> tuple[int, list[int]]:
@@ -247,9 +247,9 @@ class Native:
         return fault, ids[: count.value]
 
     def at_first_count(self, body: Any) -> bool:
-        """Run `body`, a ctypes callback, in a thread of its own with the next problem that is new; None: do not.
+        """Run `body`, a ctypes callback, in a thread of its own when the next new problem is counted; None: do not.
 
-        True when an earlier one has not run: no problem was new since.
+        True when the body given before has not run yet, because no problem was new since.
         """
         return bool(self._lib.gt_at_first_count(body))
 
@@ -265,7 +265,7 @@ class Native:
     def load_kernel(self, device: int, image: bytes, name: str, shared_bytes: int, cluster: int) -> int:
         """Load a binary on a CUDA device for the life of the process; the handle of its kernel. Raises NativeError.
 
-        cluster: programs of one; more than the portable number must be allowed.
+        cluster: thread blocks per cluster; more than the portable number (8) must be allowed for the kernel.
         """
         error = ctypes.create_string_buffer(_REASON_BYTES)
         handle = self._lib.gt_load_kernel(device, image, name.encode(), shared_bytes, cluster, error, len(error))
@@ -280,7 +280,7 @@ class Native:
             raise NativeError(error.value.decode(errors="replace"))
 
     def load(self, rows: Iterable[Row], generation: int) -> tuple[int, str]:
-        """Swap in a new table; (rows that it has no place for, why). Raises NativeError without memory for it."""
+        """Swap in a new table; (how many rows it could not take, why). Raises NativeError without memory for it."""
         packed = PackedRows(rows)
         error = ctypes.create_string_buffer(_REASON_BYTES)
         if self._lib.gt_load(packed.array, packed.count, generation, error, len(error)) != 0:
@@ -293,37 +293,38 @@ class Native:
         return OUTCOMES[found & 0xFF], (found >> 8) - 1 if found >> 8 else None
 
     def drain(self) -> Iterator[Sighting]:
-        """All calls counted since the last drain, and none that come meanwhile. One thread at a time."""
-        room, records = _ROOM, (Record * _ROOM)()  # its own: a signal's handler may drain in the middle of this
+        """All calls counted since the last drain, without those that come meanwhile. One thread at a time."""
+        room, records = _ROOM, (Record * _ROOM)()  # not shared: a signal handler may drain in the middle of this
         count, anew = room, True
         while count == room:
             count = self._lib.gt_drain(records, room, anew)
             anew = False
-            for i in range(count):  # a slice would be a list of objects, which set the garbage collector off
+            for i in range(count):  # one by one: the objects of a slice would start the garbage collector
                 yield from sightings(records[i])
 
     def capture_begun(self, device: int) -> int:
-        """Id of the graph capture that the current stream of this device is part of, 0 when it is none.
+        """Id of the graph capture that the current stream of this device is part of; 0 for none.
 
-        Its launches are kept from here on until `graph_gone`.
+        Launches in that capture are kept until `graph_gone`.
         """
         return int(self._lib.gt_capture_begun(device))
 
     def op_captured(self, problem: Problem, outcome: str, place: str) -> None:
-        """A call that an op counts itself went into a graph: its replays count, if the key has room for it."""
+        """A call that an op counts itself was captured: its replays count, if its key fits the native 48 bytes."""
         with suppress(ProblemError):
             self._lib.gt_op_captured(ctypes.byref(pack(problem, graph=True, place=place)), OUTCOMES.index(outcome))
 
     def op_begins(self, routed: str) -> int | None:
-        """A call of an op that counts itself begins in this thread: GEMMs that it runs under aten are not counted.
+        """A call of an op that counts itself begins in this thread: until `op_ends`, aten's GEMMs are not counted.
 
-        routed: `cpu` or `cuda:0` where a kernel of the table serves it there, else "".  Gives what `op_ends` takes.
+        routed: the place (`cpu`, `cuda:0`) where a kernel of the table serves the op, else "".  Returns the argument
+        of `op_ends`.
         """
         on_trial: int | None = self._lib.gt_op_begins(0 if not routed else 1 if routed == "cpu" else 2)
         return on_trial
 
     def op_ends(self, on_trial: int | None) -> None:
-        """It has ended, well or not."""
+        """The call has ended, whether or not it raised."""
         self._lib.gt_op_ends(on_trial)
 
     def graph_replayed(self, capture: int, times: int) -> None:
@@ -331,15 +332,15 @@ class Native:
         self._lib.gt_graph_replayed(capture, times)
 
     def graph_gone(self, capture: int) -> None:
-        """Forget a capture whose graph no longer exists, once its replays are drained."""
+        """Forget a capture, whose graph no longer exists, as soon as its replays are drained."""
         self._lib.gt_graph_gone(capture)
 
     def stale_launches(self) -> int:
-        """How many launches in captured graphs run by torch, and would be served by the table of now."""
+        """How many launches in captured graphs are torch's, though the current table would serve them."""
         return int(self._lib.gt_stale_launches())
 
     def show_beats(self, path: Path) -> bool:
-        """Count calls in a page at this path, too, for others to see (native/beat.h). False where none can be."""
+        """Count calls in a page at this path, too, for others to see (native/beat.h). False if none can be made."""
         return bool(self._lib.gt_show_beats(os.fsencode(path)))
 
     @property
