@@ -1,8 +1,8 @@
-"""The child's half of a worker: takes one order after another, measures, tells what it finds.
+"""The child's half of a worker: it takes one order after another, measures, and sends what it finds.
 
-Started by `worker.Worker` and by nobody else.  It is the only part of the daemon that imports torch.  Before that it
-makes itself harmless: lowest priority for CPU and disk, first to go when memory runs out, no core files, and it
-ends with its parent.
+Only `worker.Worker` starts it.  It is the only part of the daemon that imports torch.  Before that it makes itself
+harmless: it has the lowest priority for CPU and disk, is the first to be killed when memory runs out, writes no core
+files, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             _work(sock, args)
         except Exception:
-            traceback.print_exc()  # while the socket is open: where it closes, the parent reads what was said
+            traceback.print_exc()  # before the socket closes: then the parent reads this output
             return 1
     return 0
 
@@ -78,7 +78,7 @@ def _work(sock: socket.socket, args: argparse.Namespace) -> None:
 
 
 class Line(Protocol):
-    """What the worker needs of its socket."""
+    """The connection to the parent, as far as the worker uses it."""
 
     def sendall(self, data: bytes, /) -> None: ...
     def recv(self, size: int, /) -> bytes: ...
@@ -87,7 +87,7 @@ class Line(Protocol):
 def serve(
     sock: Line, tune: Search, environment: Environment, *, after_failure: Callable[[], object] = lambda: None
 ) -> None:
-    """Answer each order with trials and then one Found or Failed, until the other side is gone.
+    """Answer each order with trials and then one Found or Failed, until the parent closes the connection.
 
     after_failure: called before a failure is reported; ends the process when it cannot go on.
     """
@@ -110,7 +110,7 @@ def _carry_out(
     def emit(trial: Trial) -> None:
         if trial.phase != "start" and trial.outcome in ("refused", "wrong"):
             after_failure()
-            if _SHORT_OF_MEMORY.search(trial.note):  # another day there may be room: it is tried again
+            if _SHORT_OF_MEMORY.search(trial.note):  # another day there may be room, so it may be tried again
                 trial = replace(trial, outcome="oom")
         sock.sendall(encode(trial))
 
@@ -135,7 +135,7 @@ def _carry_out(
     else:
         first, *others = (found,) if isinstance(found, Solution) else found
         return Found(first, tuple(others))
-    after_failure()  # not before: with its error the search's operands are gone, too
+    after_failure()  # after the `except`: its error kept the operands of the search alive
     return failed
 
 
@@ -164,10 +164,10 @@ def load(search: str, device: str) -> tuple[Search, Environment]:
 
 
 def device_of(name: str) -> Device:
-    """The kind of the one device we were told to measure on. Raises GemmtunedError when there is none of that name."""
+    """The kind of the device that we were told to measure on. Raises GemmtunedError when there is none of that name."""
     if name == "cpu":
         return cpu_device()
-    if name.startswith(("GPU-", "rocm:GPU-")):  # the one the parent made visible
+    if name.startswith(("GPU-", "rocm:GPU-")):  # the parent made this one visible, as cuda:0
         from gemmtuned.kernels.device import cuda_device
 
         return cuda_device(0)
@@ -175,16 +175,16 @@ def device_of(name: str) -> Device:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill us when the parent dies; if it is dead already, end now."""
+    """Have the operating system kill us when the parent dies; end now if it is dead already."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before prctl: the signal would never come
+    if os.getppid() != parent:  # the parent died before prctl, so the signal would never come
         os._exit(0)
 
 
 def make_harmless(nice: int) -> None:
-    """Give way to everything else on the machine. Each step is tried; none is vital."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's way to say: at once
+    """Give way to everything else on the machine. Steps that fail are skipped, since none is vital."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent uses it to end us at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     give_way(nice)
     with contextlib.suppress(OSError, ValueError):
@@ -198,7 +198,7 @@ def make_harmless(nice: int) -> None:
 
 
 def _end_at_hangup(fd: int) -> None:
-    """The other death signal, for systems without PDEATHSIG: the parent's end of the socket is closed."""
+    """End when the parent's end of the socket is closed, for systems without PDEATHSIG."""
     poller = select.poll()
     poller.register(fd, getattr(select, "POLLRDHUP", 0))
     while not any(

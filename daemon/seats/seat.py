@@ -1,8 +1,8 @@
-"""One device and the worker that sits at it: from clear to idle to leased to measured, and away when others come.
+"""One device and its worker: the device becomes idle, a problem is leased and measured; the worker leaves for others.
 
-A seat never waits.  Each turn it looks at its device (view.py), takes what the worker said since, and makes at most one
-step with what it has leased (job.py).  What has to be written to the store is put in a row first (outbox.py) and taken
-off only once written: a busy store delays it and loses nothing, and never keeps a worker on a device that others want.
+A seat never waits.  Each turn it looks at its device (view.py), reads the worker's messages, and makes at most one step
+with the leased problem (job.py).  What has to be written to the store is queued (outbox.py) and leaves the queue only
+once it is written: a busy store delays a result but loses none, and never keeps a worker on a device that others want.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gemmtuned.daemon.seats.worker import Tuner
 
 logger = logging.getLogger("gemmtuned.daemon")
 
-MAX_STARTS: Final = 3  # workers in a row that never said hello, before a foreground run gives up
+MAX_STARTS: Final = 3  # a foreground run gives up after so many workers in a row that never said hello
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A verdict that was installed: on which device, whether something beat torch, seconds since the order."""
+    """A verdict that was installed: its device, whether something beat torch, and seconds since the order."""
 
     device: str
     faster: bool
@@ -42,9 +42,9 @@ class Solved:
 
 
 class Seat:
-    """See the module.
+    """One device and its worker, see the module.
 
-    always: the person at the keyboard wants it now, whatever others do.  lock: shared with the daemons of others.
+    always: tune even while others use the device (a person waits for it).  lock: shared with other users' daemons.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Seat:
     ) -> None:
         self.monitor = monitor
         self.environment: Environment | None = None
-        self.in_use = False  # became idle and nobody came since: no new window between two problems
+        self.in_use = False  # the device was idle and nobody has come since: the next problem may begin at once
         self.keeper = Keeper(monitor.id, make_worker, lock=lock, always=always)
-        self._job: Job | None = None  # what is leased
+        self._job: Job | None = None  # the work on the leased problem
         self._view = View(monitor, window_s=window_s, always=always)
         self._patience = Patience(window_s)
         self._asking = Asking(queue, monitor.device.key)
@@ -73,11 +73,11 @@ class Seat:
         )
         self._solved: list[Solved] = []
         self._published_s: float | None = None
-        self._away = ""  # why the device must be left now
-        self._forbidden = ""  # why the operator wants nothing tuned
+        self._away = ""  # why the worker must leave the device now
+        self._forbidden = ""  # why the operator wants nothing tuned now
 
     def look(self, now_s: float, *, forbidden: str = "") -> None:
-        """See what goes on, and tell a worker that must leave to go, without waiting: others may have to go as well.
+        """Look at the device, and tell a worker to end if it must; do not wait for that, since others may have to end.
 
         forbidden: why the operator wants nothing tuned now.
         """
@@ -88,7 +88,7 @@ class Seat:
         self._listen(now_s)
         self._forbidden = forbidden = "" if self._always else forbidden
         if forbidden:
-            self._asking.trouble = ""  # nothing is asked for now, so what was in the way of it may be gone
+            self._asking.trouble = ""  # nothing is asked of the store now, so its last trouble may be over
         sits_here = self.in_use or self.worker is not None or self._job is not None
         self._away = forbidden or (self._view.must_yield(now_s) if sits_here else "")
         if self._away:
@@ -112,19 +112,19 @@ class Seat:
             if self._prepare(now_s):
                 self._begin(now_s)
         elif idleness.state == "clearing" and idleness.clear_s >= self._window_s / 2:
-            self._prepare(now_s)  # starting a worker takes seconds, niced; it is ready when the window is over
+            self._prepare(now_s)  # a worker takes seconds to start; it shall be ready once the device counts as idle
         elif idleness.state == "busy":
             self._give_back()
 
     def stop(self, now_s: float) -> None:
-        """End the worker and give the lease back. What cannot be written now is not waited for."""
+        """End the worker and give the lease back, without waiting for a busy store."""
         self._listen(now_s)
         self._vacate("stopping")
         self._write(now_s)
 
     @property
     def worker(self) -> Tuner | None:
-        """The one that sits here now."""
+        """The worker at this device now."""
         return self.keeper.worker
 
     @property
@@ -134,7 +134,7 @@ class Seat:
 
     @property
     def tuning(self) -> bool:
-        """True while the worker is at an order: device time is used."""
+        """True while the worker works on an order, and so uses the device."""
         return self._job is not None and self._job.is_tuning
 
     @property
@@ -144,11 +144,11 @@ class Seat:
 
     @property
     def out_of_work(self) -> bool:
-        """True when nothing waits that could be begun here now."""
+        """True when no problem waits that could be begun here now."""
         return self._asking.out_of_work
 
     def take_solved(self) -> list[Solved]:
-        """The verdicts that were installed since this was last asked."""
+        """The verdicts installed since the last call."""
         solved, self._solved = self._solved, []
         return solved
 
@@ -158,7 +158,7 @@ class Seat:
         return self._to_write.trouble or self._asking.trouble
 
     def notice(self) -> SeatNotice:
-        """For `gemmtuned status`."""
+        """This seat's part of `daemon.json`, for `gemmtuned status`."""
         idleness, job = self._view.idleness, self._job
         state, reason = "waiting", idleness.reason
         trouble = self.store_trouble or self.keeper.trouble
@@ -203,7 +203,7 @@ class Seat:
     # --- the worker
 
     def _prepare(self, now_s: float) -> bool:
-        """One step towards a leased problem and a worker that knows its environment; True when both are there."""
+        """Make one step towards a leased problem and a worker that knows its environment; True when both are there."""
         if self._job is None:
             work = self._asking.lease(self.environment, now_s)
             if work is not None:
@@ -246,14 +246,14 @@ class Seat:
                 self._settle(self.worker.environment)
 
     def _settle(self, environment: Environment) -> None:
-        """The worker said what it can reproduce; a lease taken for another environment goes back."""
+        """The worker has said which environment it has; a lease taken for another one is given back."""
         self.environment = environment
         self._asking.hurry()
         if self._job is not None and self._job.work.environment.key != environment.key:
             self._give_back()
 
     def _worker_failed(self, err: WorkerFailed, now_s: float) -> None:
-        """It crashed or hung."""
+        """The worker crashed or hung."""
         pid = self.worker.pid if self.worker is not None else 0
         self.keeper.lost(now_s)
         if self._job is None:
@@ -268,7 +268,7 @@ class Seat:
         self._patience.gained()
 
     def _write(self, now_s: float) -> bool:
-        """Write what waits, in order; False when the store cannot take it now."""
+        """Write the queue in order; False when the store cannot take it now."""
         written = self._to_write.write(now_s)
         if self._to_write.overdue:
             self._vacate("the store cannot be written")

@@ -1,8 +1,8 @@
-"""What to tune next, and what becomes of it: thin over the store, where SQL knows what each problem is worth.
+"""What to tune next, and its outcome: a thin layer over the store, whose SQL computes what each problem is worth.
 
-Attempts are counted when the lease is taken, before anything runs, so that a problem which kills its worker, or the
-machine, converges: after three attempts it has failed for good, in that environment.  An attempt that ended because
-somebody else wanted the device is given back uncounted.
+An attempt is counted when the lease is taken, before anything runs: a problem that kills its worker, or the machine,
+fails for good in that environment after three attempts.  An attempt that ended because somebody else wanted the device
+does not count.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 ASKED: Final = ("asked",)
-FIRST: Final = ("reported", "conditions", *ASKED)  # reasons to race again that go before what was never tuned
-LAST: Final = ("drift",)  # and after it
-HOLD_S: Final = 60.0  # a lease nobody renews is free again after this long
+FIRST: Final = ("reported", "conditions", *ASKED)  # reasons to race again that come before problems never tuned
+LAST: Final = ("drift",)  # reasons that come after them
+HOLD_S: Final = 60.0  # a lease that nobody renews is free again after so long
 FAIR_TURN: Final = 4
 SAMPLE_S: Final = 3600.0  # how often one old solution is raced again
-OLD_S: Final = 7 * 86400.0  # and what is old
+OLD_S: Final = 7 * 86400.0  # the age from which a solution is old
 
 
 class WorkQueue:
     """One owner's leases. Every method is one transaction at most and may raise StoreBusy: call it again later.
 
-    request: tune what it asks for, and nothing else.  conditions: of the device, kept with what is measured.
-    recheck: also race again what is in use, when its conditions have changed, somebody asked, or now and then;
-    only_asked: of these, when somebody asked and not else.
+    request: tune only what it asks for.  conditions: those of the device, stored with each measurement.  recheck: also
+    race solutions in use again, when their conditions have changed, when somebody asked, or now and then; only_asked:
+    only when somebody asked.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class WorkQueue:
         self._store = store
         self._owner = owner
         self._request = request
-        self._shared: Work | None = None  # leased for no request: another host may have a result for it
-        self._check: Check | None = None  # the worker is to check a result of another host
+        self._shared: Work | None = None  # the lease, if no request asked for it: another host may have a result
+        self._check: Check | None = None  # another host's result that the worker is to check
         self._conditions = conditions
         self._recheck = recheck and request is None
         self._only_asked = only_asked
-        self._marked: Environment | None = None  # looked through for solutions of other conditions
+        self._marked: Environment | None = None  # where solutions of other conditions have been looked for
         self._sample, self._renew = Timer(SAMPLE_S), Timer(HOLD_S)
         self._leased_s = 0.0
         self._leases = 0
         self._spent_s: dict[str, float] = {}  # on each family
 
     def is_waited_for(self, now_s: float, device: str) -> bool:
-        """Whether there is anything to do on a device of this key, for a worker of whatever versions."""
+        """Whether any work waits for a device of this key, whatever versions its worker has."""
         if self._request is not None:
             return bool(self._request.open())
         if self._recheck and self._wants_recheck(device):
@@ -84,10 +84,10 @@ class WorkQueue:
         return self._store.count_asked(device) > 0 if self._only_asked else self._store.has_recheck(self._conditions)
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
-        """Hold the free work worth most that a worker of this environment can do.
+        """Lease the free work worth most that a worker of this environment can do.
 
         Solutions measured under other conditions come first, a sample of the old ones last.  Every fourth time the
-        family that had most of the time so far stands back: many small problems of another are not put off for ever.
+        family that took most of the time so far is skipped, so that many small problems of another are not starved.
         """
         asked = self._request
         problems, again = (None, False) if asked is None else (asked.open(), asked.again)
@@ -123,7 +123,7 @@ class WorkQueue:
         return self._store.lease_recheck(self._owner, environment, kinds, now_s=now_s, hold_s=HOLD_S)
 
     def order(self, work: Work) -> Order:
-        """What the worker gets: the work, and the candidates that already failed at any of its sizes."""
+        """The worker's order: the work, and candidates to skip since they failed at one of its sizes."""
         skip: set[Candidate] = set()
         for problem in {work.problem, *work.members}:
             skip |= self._store.failed_candidates(problem, work.environment)
@@ -136,11 +136,11 @@ class WorkQueue:
             self._check = Check.of(work, self._store.fleet_results(work))
         if self._check is not None and self._check.work is work:
             options = self._check.options(options)
-        skip.discard(Candidate(DEFAULT_BACKEND))  # without it nothing can be judged: each attempt tries it anew
+        skip.discard(Candidate(DEFAULT_BACKEND))  # never skipped: the others are judged against it
         return Order(work.members, work.covers, work.problem, work.mode, tuple(sorted(skip, key=str)), options)
 
     def keep(self, work: Work, now_s: float) -> bool:
-        """Renew the lease when it is time to. False: it lapsed and is another's now."""
+        """Renew the lease when it is time to. False: it lapsed, and another owner has it now."""
         if not self._renew.is_due(now_s):
             return True
         held = self._store.renew(work, now_s=now_s, hold_s=HOLD_S)
@@ -148,7 +148,7 @@ class WorkQueue:
         return held
 
     def record(self, work: Work, trial: Trial) -> None:
-        """Write a finished trial down at once: what was measured stays, whatever happens next."""
+        """Store a finished trial at once, so that it stays whatever happens next."""
         asked = self._request
         if asked is not None and asked.timeout_s is not None and trial.outcome == "hang":
             asked.too_slow.add((trial.problem, trial.candidate))
@@ -170,11 +170,11 @@ class WorkQueue:
             asked.on_trial(trial, work.environment.device)
 
     def install(self, work: Work, found: Sequence[Solution], now_s: float, *, others: float | None = None) -> int:
-        """Make these the verdicts, one a mode; the lease ends with them. Returns the generation that holds them.
+        """Store these verdicts, one per mode, and end the lease. Returns the generation that holds them.
 
-        That the default is best of a few that were asked for is reported, not installed: the others are still to try.
-        others: the share of the device that others used meanwhile.  What somebody had measured beside a busy program
-        is raced again by the next daemon that finds the device idle.
+        If only a few candidates were asked for and the default is the best of them, that is reported and not stored:
+        the other candidates are still to try.  others: the share of the device that other programs used meanwhile.  A
+        verdict measured beside a busy program is raced again by the next daemon that finds the device idle.
         """
         solution, asked = found[0], self._request
         check = self._check if self._check is not None and self._check.work is work else None
@@ -208,17 +208,17 @@ class WorkQueue:
         return generation
 
     def give_back(self, work: Work, now_s: float) -> None:
-        """Free again at once, and the attempt does not count."""
+        """Give the lease back; the attempt does not count."""
         self._store.release(work, now_s=now_s, counted=False)
 
     def put_off(self, work: Work, reason: str, now_s: float, *, for_good: bool) -> None:
-        """As give_back, with the reason; for_good: this run does not take it up again."""
+        """As give_back, with a reason; for_good: this run does not lease it again."""
         self._store.release(work, now_s=now_s, counted=False, put_off=reason)
         if for_good and self._request is not None:
             self._request.settle(work.problem, work.covers, None, put_off=reason)
 
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
-        """This attempt failed: again after a while, or never; another host's result is refused for it."""
+        """The attempt failed: it is tried again later, or never; a result of another host is refused instead."""
         if self._check is not None and self._check.work is work:
             self._refuse(self._check, reason, now_s)
             return
@@ -231,7 +231,7 @@ class WorkQueue:
         )  # fmt: skip
 
     def _refuse(self, check: Check, reason: str, now_s: float) -> None:
-        """Another host's result does not hold here: the unit is free again, for a search of our own."""
+        """Another host's result does not hold here: free the unit for a search of our own."""
         self._store.fleet_judge(check.result.path, reason)
         self._store.release(check.work, now_s=now_s, counted=False)
         logger.warning(
@@ -240,7 +240,7 @@ class WorkQueue:
 
 
 def mismatch(work: Work, found: tuple[Solution, ...]) -> str:
-    """Why this answer is not one to the question asked, or "": the worker ran foreign code, so it is checked."""
+    """Why this answer does not fit the order; "" when it does. The worker ran foreign code, so we check."""
     environment = work.environment
     modes = [solution.mode for solution in found]
     if modes[0] != work.mode or len(set(modes)) != len(modes):
@@ -256,25 +256,25 @@ def mismatch(work: Work, found: tuple[Solution, ...]) -> str:
 
 
 def owner_name() -> str:
-    """`host:pid:boot.start.namespace`, unique among all processes of all time: tells a dead owner from a living one.
+    """`host:pid:boot.start.namespace`: no two processes ever have the same, so that a dead owner can be told.
 
-    start counts from boot, so that setting the clock does not make a living owner look dead.  Containers may share host
-    name and home, and have numbers of their own: the namespace is that of pid, empty where it cannot be known.
+    start counts from boot, so that a clock that is set does not make a living owner look dead.  Containers may share
+    host name and home but number processes each for itself: namespace is that of pid, "" where it is not known.
     """
     return f"{socket.gethostname()}:{os.getpid()}:{_boot()}.{_start(os.getpid())}.{_namespace()}"
 
 
 def is_dead(owner: str) -> bool:
-    """True only when the owner ran on this host and is no more; false where it cannot be known.
+    """True only when the owner ran on this host and has ended; False where that cannot be known.
 
-    So of one in another container, whose pid says nothing here: what it holds is free again once its lease lapses.
+    Of an owner in another container it cannot: its pid means nothing here.  Its leases are free once they lapse.
     """
     _, pid, boot, start, _ = _parts(owner)
     return is_of_here(owner) and (boot != _boot() or _start(int(pid)) not in (start, None))
 
 
 def is_of_here(owner: str) -> bool:
-    """Whether it can be known that the owner is no more: it ran on this host, before its start or with our pids."""
+    """Whether `is_dead` can know: the owner ran on this host, before its last boot or in our PID namespace."""
     host, pid, boot, _, namespace = _parts(owner)
     if host != socket.gethostname() or whole(pid) is None or not boot:
         return False
@@ -282,7 +282,7 @@ def is_of_here(owner: str) -> bool:
 
 
 def outlived_boot(owner: str) -> bool:
-    """Whether the machine has stayed up since this owner started: then it was killed, and not its work at fault."""
+    """Whether the machine has not booted since this owner started: then its work did not bring the machine down."""
     return _parts(owner)[2] == _boot()
 
 
@@ -290,7 +290,7 @@ def _parts(owner: str) -> tuple[str, str, str, str, str]:
     host_pid, _, started = owner.rpartition(":")
     host, _, pid = host_pid.rpartition(":")
     boot, _, rest = started.partition(".")
-    start, _, namespace = rest.partition(".")  # none in those of versions before it was there
+    start, _, namespace = rest.partition(".")  # older versions wrote no namespace
     return host, pid, boot, start, namespace
 
 
@@ -308,7 +308,7 @@ def _boot() -> str:
 
 
 def _start(pid: int) -> str | None:
-    """When this process was started; "" when there is none of that number, None when it cannot be known."""
+    """When the process with this pid started; "" when there is no such process, None when it cannot be known."""
     try:
         is_over, ticks = life_of(pid)
         return "" if is_over else ticks

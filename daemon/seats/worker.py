@@ -1,9 +1,9 @@
 """The parent's half of a worker: a child process that measures, and that we can kill.
 
-A kernel under test may hang, crash, break its device context or eat all memory.  Each of these ends the child and costs
-one candidate; the daemon itself never touches a device.  The child lives for many problems (importing torch
-takes seconds), is niced, leads a process group of its own so that what it starts dies with it, and goes by
-itself when the daemon is gone: the kernel signals it, and it sees the end of its socket.
+A kernel under test may hang, crash, break its device context or use up all memory.  Each of these ends the child and
+costs one candidate; the daemon itself never touches a device.  The child lives for many problems (importing torch takes
+seconds) and is niced.  It leads a process group of its own, so that its own children die with it.  It ends when the
+daemon does: the operating system signals it, and its socket is closed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _PAUSES_S: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long the worker may say nothing.
+    """How long the worker may send no message.
 
-    hello_s: importing torch from a cold disk, at nice 19.  prepare_s: operands and reference, before the first word.
-    candidate_s: between the start of a candidate and its result.  compile_s: while it is compiled ahead, which has
-    a limit of its own (compile_ahead.py).  other_s: between any two words.
-    gflop_s: on top of these for each GFLOP of the largest problem: a core at 1 GFLOP/s, four times over.  timeout_s: a
-    candidate's limit as somebody set it, in place of candidate_s and gflop_s.
+    hello_s: at its start, for importing torch from a cold disk at nice 19.  prepare_s: after an order, for operands and
+    their reference.  candidate_s: between the start of a candidate and its result.  compile_s: while a candidate is
+    compiled ahead, which has a limit of its own (compile_ahead.py).  other_s: between any two other messages.
+    gflop_s: added to these for each GFLOP of the largest problem: four times what a core at 1 GFLOP/s needs.
+    timeout_s: a candidate's limit as the user set it, in place of candidate_s and gflop_s.
     """
 
     hello_s: float = 180.0
@@ -60,11 +60,11 @@ ON_GPU: Final = Deadlines(candidate_s=20.0, gflop_s=0.01)
 
 
 class Tuner(Protocol):
-    """What the service needs of a worker; `Worker` is the real one."""
+    """What the service needs of a worker; `Worker` is the real one, tests have others."""
 
     pid: int
     environment: Environment | None
-    memory_bytes: int | None  # of its device, as it last said
+    memory_bytes: int | None  # of its device, as its last message said
 
     def tune(self, order: Order) -> None: ...
     def poll(self) -> list[Message]: ...
@@ -74,11 +74,11 @@ class Tuner(Protocol):
 
 
 class Worker:
-    """One child process. Constructed from the main thread only, and running at once.
+    """One child process, which is started at once. Only the main thread may construct one.
 
-    device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; somebody who waits takes 0.
-    memory_cap_bytes: what its tensors may always take of a GPU beside a loaded program (more where much is free); None:
-    all there is.  search: for tests, `FILE.py:function` in place of the real search; its file also gives the
+    device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; 0 when a person waits.
+    memory_cap_bytes: how much of a GPU its tensors may always use beside a loaded program (more where much is free);
+    None: all of it.  search: for tests, `FILE.py:function` in place of the real search; that file also defines the
     environment.  Raises WorkerFailed when no process can be started.
     """
 
@@ -93,7 +93,7 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if threading.current_thread() is not threading.main_thread():
-            # the kernel's "your parent died" signal fires when the thread that started the child ends
+            # the child's PDEATHSIG fires when the thread that started it ends, not only at the end of the process
             raise WorkerFailed("a worker is started from the main thread only")
         self.environment: Environment | None = None
         self.memory_bytes: int | None = None
@@ -118,7 +118,7 @@ class Worker:
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C is the daemon's to handle, and one kill reaches all that it started
+                start_new_session=True,  # Ctrl-C reaches the daemon alone, one kill the whole group
                 cwd="/",  # `-m` puts the current folder before all others on the path
                 env=unhooked_env(**_visible(device)),  # it sees its own GPU alone
             )
@@ -136,7 +136,7 @@ class Worker:
         return self._socket.fileno()
 
     def tune(self, order: Order) -> None:
-        """Give it work; what comes of it arrives through `poll`. Raises WorkerDied when it is gone."""
+        """Send an order; `poll` returns the answers. Raises WorkerDied when the child has ended."""
         self._order = order
         self._expect(self._deadlines.prepare_s, "preparing")
         try:
@@ -147,11 +147,11 @@ class Worker:
             raise self._post_mortem() from err
 
     def poll(self) -> list[Message]:
-        """What it has said since, without waiting.
+        """The messages that have come since the last call, without waiting.
 
-        Raises WorkerDied or WorkerHung, once all it said before has been returned: nothing finished is lost.  That it
-        ends when we ask it to is nobody's fault and not raised.
-        WorkerFailed when it said something that makes no sense.  It is dead and gone in all three cases.
+        Raises WorkerDied or WorkerHung, but only after all earlier messages have been returned, so that no result is
+        lost; not when the child ended because we told it to.  Raises WorkerFailed for a message that makes no sense.
+        In all three cases the child has been ended.
         """
         cut(self._output)
         messages, closed = self._receive()
@@ -169,21 +169,21 @@ class Worker:
         return []
 
     def terminate(self) -> None:
-        """Tell it to end, without waiting; `stop` comes next."""
+        """Tell the child to end, without waiting; call `stop` next."""
         self._told_to_end = True
         if self._process.returncode is None and not self._killed and not self._is_dead():
             self._signal_group(signal.SIGTERM)
 
     def stop(self) -> bool:
-        """End it and all it started: SIGTERM, and SIGKILL a moment later. False: it is stuck inside a driver."""
+        """End the child and all that it started, by SIGTERM and then SIGKILL. False: it is stuck inside a driver."""
         with contextlib.suppress(OSError):
             self._socket.close()
         if self._process.returncode is None:
             if not self._is_dead() and not self._killed:
                 self._signal_group(signal.SIGTERM)
                 self._wait(TERM_GRACE_S)
-            self._signal_group(signal.SIGKILL)  # also when it is dead: what it started may not be
-            if not self._killed:  # asked again: a stuck one is not waited for twice
+            self._signal_group(signal.SIGKILL)  # even if the child has ended: what it started may live
+            if not self._killed:  # on a second call a stuck child is not waited for again
                 self._wait(KILL_WAIT_S)
             self._killed = True
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -236,7 +236,7 @@ class Worker:
         self._doing = doing
 
     def _is_dead(self) -> bool:
-        """Whether it has ended, not yet waited for: until then its process group cannot be another's."""
+        """Whether the child has ended. It is not reaped here, so that nobody else can get its process group."""
         if self._process.returncode is not None:
             return True
         try:
@@ -250,7 +250,7 @@ class Worker:
             time.sleep(0.002)
 
     def _is_group_gone(self) -> bool:
-        """Whether nothing it started is left, which was killed with it: a compiler may be stuck at a disk."""
+        """Whether all that the child started has ended, too: a compiler that was killed may hang at a disk."""
         if not self._group_gone:
             until = time.monotonic() + (0 if self._asked_twice else KILL_WAIT_S)
             self._asked_twice = True
@@ -264,7 +264,7 @@ class Worker:
             os.killpg(self.pid, number)
 
     def _post_mortem(self) -> WorkerDied:
-        """Why it ended, in words, with its last line of output."""
+        """Why the child ended, in words, with its last line of output."""
         self._wait(KILL_WAIT_S)  # the socket closes a moment before the process is dead
         ended_alone = self._is_dead()
         last = last_line(self._output)
@@ -284,7 +284,7 @@ class Worker:
 
 
 def _visible(device: str) -> dict[str, str | None]:
-    """What makes one device, and no other GPU, visible to torch."""
+    """Environment variables that make one device, and no other GPU, visible to torch."""
     kind, _, uuid = device.rpartition(":")
     if kind == "rocm":
         return {"ROCR_VISIBLE_DEVICES": uuid, "CUDA_VISIBLE_DEVICES": None, "HIP_VISIBLE_DEVICES": None}

@@ -1,6 +1,6 @@
 """The loops around `Daemon.turn`: the service with its lock and signals, and tuning in the foreground.
 
-Signals only set a flag.  A daemon told to stop is gone within two seconds, whatever its worker is doing.
+Signals only set a flag.  A daemon that is told to stop ends within two seconds, whatever its worker is doing.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from gemmtuned.db.store import State, Store
 
 logger = logging.getLogger("gemmtuned.daemon")
-STORE_WAIT_S: Final = 0.5  # a turn that waits longer could not leave a device, or the machine, in time
-REMEMBERED: Final = 500  # problems: what stays between two publications keeps the memory of those from going back
-WAIT_S: Final = 30.0  # for others who hold the database, where a person waits
-OPEN_WAIT_S: Final = 30.0  # at start somebody may be bringing the database up to date
+STORE_WAIT_S: Final = 0.5  # the longest wait for the store in a turn, which must leave a device in time
+REMEMBERED: Final = 500  # problems kept in memory: more would keep what a publication used from being freed
+WAIT_S: Final = 30.0  # how long a foreground run waits for others who hold the database
+OPEN_WAIT_S: Final = 30.0  # how long a start waits for somebody who may be migrating the database
 UNTRIED: Final = "interrupted before it was tried"
 MakeWorker = Callable[[str], Tuner]
 
@@ -65,12 +65,13 @@ def run_daemon(
 ) -> int:
     """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
 
-    once: end when every captured problem has a verdict or has failed for good, and what somebody asked for was raced
-    again.  wait_s: raise TryLater when no device was idle for so long while there was work.  rules: what the operator
-    allows; with `once`, TryLater is raised when the budget is spent before the work is done, or nothing could be
-    published for WAIT_S with nothing else to do.  metrics: kept up to date.
-    compile_ahead: for GPUs that others use.  Raises TryLater for `once` when another daemon is running; without `once`
-    that is said and is no failure.  Raises WorkerFailed for `once` when no worker can be started.
+    once: end when every captured problem has a verdict or has failed for good, and all that somebody asked for was
+    raced again.  wait_s: raise TryLater when no device was idle for so long while there was work.  rules: what the
+    operator allows.  metrics: updated at each turn.  compile_ahead: compile kernels for GPUs that others use.
+
+    With `once` it raises TryLater when another daemon is running, when the budget is spent before the work is done, or
+    when nothing could be published for WAIT_S with nothing else to do; and WorkerFailed when no worker can be started.
+    Without `once` another running daemon is reported and is no failure.
     """
     with _signals() as told:
         try:
@@ -104,26 +105,26 @@ def run_daemon(
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a foreground run gave: solutions in use for the problems asked for, and why there is none for the others."""
+    """The outcome of a foreground run: for each problem asked for a solution in use, or why there is none."""
 
     solutions: dict[Problem, Solution] = field(default_factory=dict)
     failed: dict[Problem, str] = field(default_factory=dict)
-    devices: dict[str, Device] = field(default_factory=dict)  # by key: those it ran on
-    earlier: frozenset[Problem] = frozenset()  # those of solutions that were found before, and not asked for again
-    unpublished: frozenset[Problem] = frozenset()  # torch is best of a few that were asked for: no verdict for others
-    put_off: dict[Problem, str] = field(default_factory=dict)  # why no times could be taken now: to try again later
+    devices: dict[str, Device] = field(default_factory=dict)  # the devices it ran on, by key
+    earlier: frozenset[Problem] = frozenset()  # problems whose solution was found by an earlier run
+    unpublished: frozenset[Problem] = frozenset()  # torch was best of the few candidates asked for: no verdict
+    put_off: dict[Problem, str] = field(default_factory=dict)  # problem -> why no times could be taken now
     code: int = 0  # 130 or 143 when it was interrupted
-    others: float = 0.0  # the largest share of a device that others used meanwhile
-    crowded: int = 0  # verdicts that were measured beside so much of it that a daemon measures them again
-    trouble: str = ""  # why the tables could not be written, or the database: what is in use is older than it
+    others: float = 0.0  # the largest share of a device that other programs used meanwhile
+    crowded: int = 0  # verdicts measured beside so many others that a daemon measures them again
+    trouble: str = ""  # why the tables or the database could not be written, so that programs use older ones
 
     @property
     def untried(self) -> frozenset[Problem]:
-        """The problems of `failed` for which nothing was begun."""
+        """The problems in `failed` that were never begun."""
         return frozenset(problem for problem, why in self.failed.items() if why == UNTRIED)
 
     def and_then(self, other: Tuned) -> Tuned:
-        """Both runs as one."""
+        """The outcome of this run and a later one together."""
         return Tuned(
             {**self.solutions, **other.solutions}, {**self.failed, **other.failed}, {**self.devices, **other.devices},
             self.earlier | other.earlier, self.unpublished | other.unpublished, {**self.put_off, **other.put_off},
@@ -141,18 +142,18 @@ def tune_now(
     monitors: Sequence[Monitor] | None = None,
     make_worker: MakeWorker | None = None,
 ) -> Tuned:
-    """Tune what is asked for now and publish; problems never seen by any program too.
+    """Tune what is asked for now and publish it, including problems that no program has called yet.
 
-    What is settled is stored, published and reported through the request at once: an interrupt loses nothing of it.
-    idle: wait for an idle device as the daemon does.  progress(done, total, doing) is called as it goes on.  Raises
-    WorkerFailed when no worker can be started.  A daemon running beside it sees the device busy and gives way.
+    Each verdict is stored, published and reported through the request at once, so that an interrupt loses none.
+    idle: wait for an idle device as the daemon does.  progress(done, total, doing) is called as the run goes on.
+    Raises WorkerFailed when no worker can be started.  A running daemon sees the device busy and gives way.
     """
     wanted = list(dict.fromkeys(request.problems))
     if not wanted:
         return Tuned()
     if make_worker is None:
         deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
-        make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: somebody waits for it
+        make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: a person waits for it
     with _signals() as told, _store(settings, told) as store:
         began_s = time.time()
         daemon = Daemon(
@@ -165,7 +166,7 @@ def tune_now(
             states, others = _until_done(daemon, request, wanted, told, progress)
         finally:
             daemon.stop(time.time())
-            with contextlib.suppress(StoreError):  # what an interrupt left untried is not the daemon's to tune
+            with contextlib.suppress(StoreError):  # the daemon shall not tune what an interrupt left untried
                 store.unask(request.open(), since_s=began_s)
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
         return replace(
@@ -216,7 +217,7 @@ def _loop(
 
 
 class _Listeners:
-    """Who hears of each turn: systemd, Prometheus, `gemmtuned top`."""
+    """Those who are told after each turn: systemd, Prometheus, `gemmtuned top`."""
 
     def __init__(self, settings: Settings, manager: ServiceManager, metrics: Metrics | None) -> None:
         self._manager = manager
@@ -245,7 +246,7 @@ def _until_done(
     told: _Told,
     progress: Callable[[int, int, str], None] | None,
 ) -> tuple[dict[Problem, State], float]:
-    """(how each stands, the largest share of the device that others used while we did)."""
+    """(state of each problem, the largest share of the device that others used while we did)."""
     states: dict[Problem, State] = {}
     others = 0.0
     until_s = time.monotonic() + WAIT_S
@@ -321,7 +322,7 @@ def _raise_if_hopeless(daemon: Daemon) -> None:
 
 
 def _patiently(action: Callable[[float], object], told: _Told, wait_s: float = float("inf")) -> None:
-    """Do it now, or as soon as the store lets us; after wait_s it is raised what keeps us from it."""
+    """Call `action` until the store lets it succeed, or a signal comes; raises its StoreError after wait_s."""
     until_s = time.monotonic() + wait_s
     said = ""
     while not told.code:
@@ -338,7 +339,7 @@ def _patiently(action: Callable[[float], object], told: _Told, wait_s: float = f
 
 
 class _Told:
-    """What signals said. `code` is the exit code to end with, 0 while nobody asked."""
+    """What signals have asked for. `code` is the exit code to end with, 0 while there was none."""
 
     def __init__(self, wake_fd: int) -> None:
         self.code = 0
@@ -348,7 +349,7 @@ class _Told:
         self.code = self.code or 128 + number
 
     def wait(self, seconds: float, sockets: list[int]) -> None:
-        """Until a worker speaks, a signal comes, or the time is over."""
+        """Wait until a worker sends a message, a signal comes, or the time is over."""
         if not self.code:
             ready, _, _ = select.select([self._wake_fd, *sockets], [], [], seconds)
             if self._wake_fd in ready:
@@ -357,7 +358,7 @@ class _Told:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[_Told]:
-    """SIGTERM and SIGINT set a flag and wake the loop; what was there before is put back."""
+    """While it lasts SIGTERM and SIGINT set a flag and wake the loop; the former handlers are restored after it."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     told = _Told(read_fd)
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -378,7 +379,7 @@ def _store(settings: Settings, told: _Told, manager: ServiceManager | None = Non
     from gemmtuned.db.store import Store
 
     def beat() -> None:
-        """While a damaged database is built anew, which takes a minute for a year's."""
+        """Called while a damaged database is rebuilt, which takes a minute for a year of counts."""
         if manager is not None:
             manager.busy(time.monotonic(), "salvaging the database")
         if told.code:

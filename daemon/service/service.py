@@ -1,7 +1,7 @@
-"""The daemon: look at the devices, lease, have a worker measure, publish; one turn at a time.
+"""The daemon, one turn at a time: it looks at devices, leases problems, has workers measure them, and publishes.
 
-`Daemon.turn(now_s)` does one turn and returns; only `main.py` loops and sleeps.  All parts are injected, so a day
-of its life is a test of milliseconds.
+`Daemon.turn(now_s)` does one turn and returns; only `main.py` loops and sleeps.  All parts are injected, so that a
+test simulates a day in milliseconds.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 
-BUSY_TURN_S: Final = 0.1  # a worker is away half a second after others come: 0.3 s to be sure, 0.1 s to end it
+BUSY_TURN_S: Final = 0.1  # a worker is gone half a second after others come: 0.3 s to be sure, 0.1 s to end it
 QUIET_TURN_S: Final = 0.5
-LONGEST_TURN_S: Final = 1.0  # of which a device was ours: the machine may have slept
+LONGEST_TURN_S: Final = 1.0  # counted as time on a device: a longer turn may mean that the machine slept
 
 
 class Daemon:
-    """See the module.
+    """The daemon, see the module.
 
-    request: tune only what it asks for.  always: whatever others do on the devices.  quiet: a run in the foreground,
-    which does not write `daemon.json`.  rules: what the operator allows.  recheck: race again what is in use, too,
-    when there is reason to; only_asked: when somebody asked and not else.  ahead: compiles for GPUs that are not idle.
+    request: tune only what it asks for.  always: tune even while others use the devices.  quiet: a foreground run,
+    which writes no `daemon.json`.  rules: what the operator allows.  recheck: also race solutions in use again when
+    there is a reason; only_asked: only when somebody asked for it.  ahead: compiles for GPUs that are not idle.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Daemon:
         self.solved = 0
         self._newly_solved: list[Solved] = []
         self._quiet = quiet
-        self.last_used_s = now_s  # when a device was last ours to use
+        self.last_used_s = now_s  # when we last could use a device
         self.upkeep = Upkeep(store, settings, quiet=quiet)
         self._telling = Telling(None if quiet else settings.home, self.owner, now_s=now_s)
         self._remaining = Remaining(store)
 
     @property
     def last_notice(self) -> Notice | None:
-        """What it last said of itself."""
+        """The newest content of `daemon.json`."""
         return self._telling.last
 
     @property
@@ -109,15 +109,14 @@ class Daemon:
         return self.upkeep.trouble
 
     def held_up_s(self, now_s: float) -> float:
-        """How long the tables, or the database, could not be written; 0 while workers have something to do."""
+        """For how long the tables or the database could not be written; 0 while workers have something to do."""
         return max(now_s - self.upkeep.trouble_since_s, 0.0) if all(seat.at_rest for seat in self.seats) else 0.0
 
     def resume(self, now_s: float) -> None:
-        """Take over from daemons that are no more: their leases are free again at once. May raise StoreError.
+        """Take over from daemons that have died: their leases are free again at once. May raise StoreError.
 
-        A service also has the database looked over, since whatever ended them may have damaged it.  What the store has
-        lost of the published tables comes back into it; a run in the foreground raises where that cannot be done, so
-        that it does not work for nothing.
+        A service also has the database checked, since whatever ended them may have damaged it.  Published solutions
+        that the store has lost are put back into it; a foreground run raises if that fails, before it works in vain.
         """
         if not self._quiet:
             self.rules.remember(self.settings.home)
@@ -137,7 +136,7 @@ class Daemon:
                 self.store.add_hints(rows, source=f"shipped with gemmtuned: {arch}", now_s=now_s)
 
     def turn(self, now_s: float) -> None:
-        """Look, decide, act once. Never sleeps, and does not raise for what a machine may do to it."""
+        """Look, decide and act once. Never sleeps, and does not raise for errors of the machine (disk, driver)."""
         forbidden = self.rules.why_not(now_s, self.settings.home)
         passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), LONGEST_TURN_S), now_s
         solved: list[Solved] = []
@@ -146,7 +145,7 @@ class Daemon:
                 self.rules.spend(now_s, passed_s)
                 self._keep_rules()
             seat.look(now_s, forbidden=forbidden)
-        for seat in self.seats:  # all that must leave know it by now, so none waits for another's end
+        for seat in self.seats:  # all workers that must leave have been told, so they end at the same time
             seat.act(now_s)
             if seat.in_use:
                 self.last_used_s = now_s
@@ -161,12 +160,12 @@ class Daemon:
             self._remaining.turn(now_s, passed_s, self.seats, self.solved)
 
     def take_solved(self) -> list[Solved]:
-        """The verdicts of the turns since this was last asked."""
+        """The verdicts since the last call."""
         solved, self._newly_solved = self._newly_solved, []
         return solved
 
     def stop(self, now_s: float) -> None:
-        """Leave every device, give the leases back uncounted, say so."""
+        """Leave every device, give the leases back without counting the attempts, and report it."""
         if self._ahead is not None:
             self._ahead.stop()
         for seat in self.seats:
@@ -181,7 +180,7 @@ class Daemon:
 
     @property
     def pause_s(self) -> float:
-        """How long until the next turn if no worker speaks before."""
+        """How long until the next turn, if no worker sends a message before."""
         return BUSY_TURN_S if any(seat.busy for seat in self.seats) else QUIET_TURN_S
 
     def sockets(self) -> list[int]:
@@ -191,14 +190,14 @@ class Daemon:
     def is_finished(self, now_s: float) -> bool:
         """True when every captured problem that can be tuned here has a verdict or has failed for good.
 
-        With `recheck`, also every solution that somebody wants raced again: it was, or failed for good.
+        With `recheck`, every solution that somebody wants raced again must have been, or have failed for good.
         """
         if not all(seat.at_rest for seat in self.seats):
             return False
         try:
             if self.store.generation() != self.upkeep.generation:
                 return False
-            # What a worker could do that has not spoken yet is not known, but for its device
+            # Of a worker that has sent nothing yet we know only the device
             silent = {seat.monitor.device.key for seat in self.seats if seat.environment is None}
             if silent and any(row["device"] in silent for row in self.store.waiting(now_s=now_s)):
                 return False
@@ -215,12 +214,12 @@ class Daemon:
         return True
 
     def busiest(self) -> str:
-        """Which device is used by whom, for the message that none was idle."""
+        """Who uses which device, for the message that none was idle."""
         notices = [seat.notice() for seat in self.seats]
         return "; ".join(f"{n.name}: {n.reason or n.state}" for n in notices)
 
     def _keep_rules(self, *, now: bool = False) -> None:
-        if not self._quiet:  # what a person has tuned by hand is no daemon's time
+        if not self._quiet:  # a foreground run does not count as the daemon's time
             self.rules.keep(self.settings.home, now=now)
 
     def _compile_ahead(self, now_s: float, forbidden: str) -> None:
@@ -234,6 +233,6 @@ class Daemon:
             device = gpus[0]
             try:
                 problems = self.store.dearest(device.key, now_s=now_s, limit=4 * AT_ONCE)
-            except StoreError:  # it only saves time
+            except StoreError:  # compiling ahead only saves time
                 return
             self._ahead.begin(device, problems, now_s)
