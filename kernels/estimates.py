@@ -12,10 +12,28 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCosts:
+    """Constants of kernels that stream W once for a few rows of X, and add up the parts of a cluster.
+
+    bandwidth: of the device, in bytes per us.  latency_us: a multiprocessor reads at its bytes in flight over this.
+    start_us: of a launch.  round_us: of each further round of thread blocks.  issue_us: of 1000 instructions on a
+    multiprocessor's busiest quarter.  sum_us: of each thread block in a cluster.
+    """
+
+    bandwidth: float
+    latency_us: float
+    start_us: float
+    round_us: float
+    issue_us: float
+    sum_us: float
 
 
 def fits(file: str, kind: type[_T]) -> dict[str, _T]:

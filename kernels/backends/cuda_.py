@@ -8,53 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import KernelLaunch
 from gemmtuned.configs.launch_values import arguments_of, grid_of
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels import catalog, stamps
-from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
-from gemmtuned.kernels.backends.launched import bound
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.kernels.backends.launched import OwnKernels, bound
 from gemmtuned.kernels.cuda import driver
-from gemmtuned.kernels.device import current_cuda_device
-from gemmtuned.kernels.own_kernel import Offer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
-class Cuda:
-    """device: what to fill; None is this process's current CUDA device."""
+class Cuda(OwnKernels):
+    """The backend of our CUDA C++ kernels."""
 
     name: str = "cuda"
-    order: int = COMPILED
-    device: Device | None = None
-
-    def stamps(self, device: Device) -> dict[str, str]:
-        """One a kernel: NVRTC's version, the architecture, the kernel's source; none on any other architecture."""
-        return stamps.stamps(self.name, device)
-
-    def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """The candidates that get a place among our own kernels."""
-        try:
-            found = catalog.candidates(problem, self._device())
-        except CandidateFailed:
-            return
-        yield from found.get(self.name, ())
-
-    def offers(self, problem: Problem) -> list[Offer]:
-        """As OfferingBackend.offers."""
-        try:
-            return catalog.offers(problem, self._device()).get(self.name, [])
-        except CandidateFailed:
-            return []
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled, or found in our cache, and loaded. Raises CandidateFailed when it cannot run the problem."""
@@ -71,17 +44,6 @@ class Cuda:
         own, found = catalog.record_of(candidate, problem)
         data = own.compile(found).data
         return replace(found.launch, binary=sha256(data).hexdigest(), name=own.symbol(found)).text(), data
-
-    def holds(self, candidate: Candidate, problem: Problem) -> bool:
-        """As CompiledBackend.holds."""
-        try:
-            catalog.record_of(candidate, problem)
-        except Exception:  # other people's tables may hold anything
-            return False
-        return True
-
-    def _device(self) -> Device:
-        return self.device or current_cuda_device()
 
 
 class _Launched:

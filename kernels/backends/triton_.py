@@ -12,50 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device
-from gemmtuned.kernels import catalog, stamps
-from gemmtuned.kernels.backends.base import COMPILED, Kernel, Run
-from gemmtuned.kernels.backends.launched import WARP_SIZE, bound
-from gemmtuned.kernels.device import current_cuda_device
-from gemmtuned.kernels.own_kernel import Offer
+from gemmtuned.configs.solution import Candidate
+from gemmtuned.kernels import catalog
+from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.kernels.backends.launched import WARP_SIZE, OwnKernels, bound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gemmtuned.kernels.triton.launch import LaunchRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Triton:
-    """device: what to compile for and to fill; None is this process's current CUDA device.
-
-    With a device given, everything but running works in a process that must not or cannot touch one.
-    """
+class Triton(OwnKernels):
+    """The backend of our Triton kernels."""
 
     name: str = "triton"
-    order: int = COMPILED
-    device: Device | None = None
-
-    def stamps(self, device: Device) -> dict[str, str]:
-        """One a kernel: Triton's version, the architecture, the kernel's source; none on other devices than CUDA's."""
-        return stamps.stamps(self.name, device)
-
-    def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """The candidates that get a place among our own kernels."""
-        try:
-            found = catalog.candidates(problem, self._device())
-        except CandidateFailed:
-            return
-        yield from found.get(self.name, ())
-
-    def offers(self, problem: Problem) -> list[Offer]:
-        """As OfferingBackend.offers."""
-        try:
-            return catalog.offers(problem, self._device()).get(self.name, [])
-        except CandidateFailed:
-            return []
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled (or found in Triton's cache) and loaded. Raises CandidateFailed when it cannot run the problem."""
@@ -63,7 +34,7 @@ class Triton:
         from gemmtuned.kernels.triton.python_launch import is_interpreted, launcher
 
         kernel, record = catalog.record_of(candidate, problem)
-        arch = self._device().arch
+        arch = self.here().arch
         if not is_interpreted(kernel.function):
             compile_record(record, arch)  # refuses what spills
         return _Launched(record, launcher(kernel.function, record, arch), problem)
@@ -73,24 +44,13 @@ class Triton:
         from gemmtuned.kernels.compile import compile_record
 
         _, record = catalog.record_of(candidate, problem)
-        binary = compile_record(record, self._device().arch)
+        binary = compile_record(record, self.here().arch)
         launch = record.launch
         launch = replace(
             launch, binary=binary.sha256, name=binary.name, shared=binary.shared_bytes,
             threads=WARP_SIZE * binary.num_warps, arguments=(*launch.arguments, *("null",) * binary.null_pointers),
         )  # fmt: skip
         return launch.text(), binary.data
-
-    def holds(self, candidate: Candidate, problem: Problem) -> bool:
-        """As CompiledBackend.holds."""
-        try:
-            catalog.record_of(candidate, problem)
-        except Exception:  # other people's tables may hold anything: a tile of no rows, for one
-            return False
-        return True
-
-    def _device(self) -> Device:
-        return self.device or current_cuda_device()
 
 
 class _Launched:

@@ -22,26 +22,10 @@ from gemmtuned.kernels.arch import filled
 from gemmtuned.kernels.cuda import nvrtc, scaled
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
-from gemmtuned.kernels.estimates import even_steps, fits, largest
+from gemmtuned.kernels.estimates import StreamCosts, even_steps, fits, largest
 from gemmtuned.kernels.own_kernel import Config, Parameter
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Of the estimate: bandwidth in bytes a us, of the device; bytes in flight over latency_us are the rate of a
-    multiprocessor; the others in us.  round_us: of each more round of thread blocks.  issue_us: of 1000 instructions of
-    a multiprocessor's busiest quarter.  sum_us: of each thread block in a cluster.
-    """
-
-    bandwidth: float
-    latency_us: float
-    start_us: float
-    round_us: float
-    issue_us: float
-    sum_us: float
-
-
-FITS: Final = fits(__file__, Costs)
+FITS: Final = fits(__file__, StreamCosts)
 NAME: Final = "scaled_fragments"
 SOURCE: Final = Path(__file__).with_name("scaled_fragments.cu")
 MAX_M: Final = 16

@@ -22,26 +22,10 @@ from gemmtuned.configs.tunable import WEIGHT_ONLY
 from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda.kernel import CudaKernel
-from gemmtuned.kernels.estimates import fits, largest
+from gemmtuned.kernels.estimates import StreamCosts, fits, largest
 from gemmtuned.kernels.own_kernel import Config, Parameter, rows_apart
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Of the estimate: bandwidth in bytes a us, of the device; bytes in flight over latency_us are the rate of a
-    multiprocessor; the others in us.  round_us: of each more round of thread blocks.  issue_us: of 1000 instructions of
-    a multiprocessor's busiest quarter.  sum_us: of each thread block in a cluster.
-    """
-
-    bandwidth: float
-    latency_us: float
-    start_us: float
-    round_us: float
-    issue_us: float
-    sum_us: float
-
-
-FITS: Final = fits(__file__, Costs)
+FITS: Final = fits(__file__, StreamCosts)
 NAME: Final = "weight_only"
 SOURCE: Final = Path(__file__).with_name("weight_only.cu")
 MAX_M: Final = 16
