@@ -1,9 +1,10 @@
 """CHILD side: find the batch-invariant solution of a problem: one kernel for every M.
 
-Torch picks its kernel by M, so what is looked for is not what beats it, but the cheapest that is proven.  A few numbers
-of rows tell most kernels that vary with M; those that are left are timed against torch's own at SIZES, and the best of
-them must pass the whole proof (chain_proof.py) and the gate that every kernel passes.  What takes longer than torch is
-published all the same, and its times say so.  Without a proven kernel there is no solution: torch serves the calls.
+Torch picks its kernel by M, so its own results vary with M, and the search is for the fastest kernel that is proven not
+to.  A few numbers of rows show most kernels that vary; the others are timed against torch's own at SIZES, and the best
+of them must pass the whole proof (chain_proof.py) and the gate that every kernel passes.  A kernel that is slower than
+torch is published all the same, with its times.  Without a proven kernel there is no solution, and the calls run on
+stock torch.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from gemmtuned.kernels.budget import in_turns
 
 SIZES: Final = (1, 16, 64, CHAIN_M)  # rows at which candidates are timed; each counts alike
 MOST: Final = 20  # candidates of a search
-SHORT_S: Final = 0.03  # a race at one size, while candidates are chosen from
-LONG_S: Final = 0.15  # and of the one that is published
-NEAR: Final = 1.03  # what is this near to the best is a tie
+SHORT_S: Final = 0.03  # for a race at one size, to choose among candidates
+LONG_S: Final = 0.15  # for a race at one size of the candidate that is published
+NEAR: Final = 1.03  # a candidate whose gain times this exceeds the best is as good
 _compilers = Compilers()  # its processes start when there is something to compile
 
 
@@ -58,10 +59,10 @@ def tune_chain(
     clock: Clock | None = None,
     seed: int | None = None,
 ) -> tuple[Solution, ...]:
-    """The solutions for a batch-invariant problem, one a mode, all by the same kernel. The caller sets the switches.
+    """The solutions for a batch-invariant problem, one per mode, all by the same kernel. The caller sets the switches.
 
-    us and baseline_us: means (geometric) over SIZES of the kernel's time and torch's own; gain_low: the worst of the
-    four.  Raises CandidateFailed when no kernel is proven, or torch's own cannot run the problem.
+    Their us and baseline_us are geometric means over SIZES of the kernel's time and torch's own; gain_low is the worst
+    of the four.  Raises CandidateFailed when no kernel is proven, or torch's own cannot run the problem.
     """
     search = _ChainSearch(target, environment, device, skip, emit, options, clock or clock_for(device), seed)
     winner = search.run()
@@ -97,7 +98,7 @@ class _ChainSearch:
         self._stock: dict[Problem, Arm] = {}
 
     def run(self) -> Entrant | None:
-        """The cheapest that is proven, or None."""
+        """The fastest kernel that is proven, or None."""
         default = self._default()
         offered = list(islice(self._offered(), min(self._options.first or MOST, MOST)))
         failed = self._compile_ahead(offered)
@@ -107,7 +108,7 @@ class _ChainSearch:
             if candidate not in failed and not _is_needless(candidate, passed):
                 passed += self._screen(default, candidate)
         best = max((e.gain for e in passed), default=0.0)
-        tied = [e for e in passed if e.gain * NEAR > best]  # the simplest of them comes first
+        tied = [e for e in passed if e.gain * NEAR > best]  # of these the simplest comes first
         for entrant in [*tied, *sorted((e for e in passed if e not in tied), key=lambda e: -e.gain)]:
             if self._is_proven(default, entrant):
                 return entrant
@@ -121,7 +122,7 @@ class _ChainSearch:
             raise CandidateFailed(f"{self._target}: torch's own kernel refuses: {first_line(err)}") from err
 
     def _offered(self) -> Iterator[Candidate]:
-        """What backends offer for the problem itself, and compiled kernels that they offer for any of SIZES."""
+        """Candidates that backends offer for the problem itself, and compiled ones that they offer at any of SIZES."""
         asked = self._options
         own = (candidates(p, self._environment) for p in (self._target, *self._sizes))
         listed = chain(asked.seeds, asked.only) if asked.only is not None else in_turns(own)
@@ -161,7 +162,7 @@ class _ChainSearch:
         return [entrant]
 
     def _time(self, default: Kernel, entrant: Entrant, budget_s: float) -> None:
-        """Races against torch's own at each of SIZES, and what they come to together as the race of the target."""
+        """Race against torch's own at each of SIZES; the means of these races are the race of the target."""
         assert self._bench is not None
         for size in self._sizes:
             if size not in self._stock:
@@ -179,7 +180,7 @@ class _ChainSearch:
         entrant.races[self._target] = _together([entrant.races[size] for size in self._sizes])
 
     def _is_proven(self, default: Kernel, entrant: Entrant) -> bool:
-        """The whole proof, the gate at each of SIZES and the last check; then its binary is kept."""
+        """Whether it passes the whole proof, the gate at each of SIZES and the last check; if so, keep its binary."""
         candidate, kernel = entrant.candidate, entrant.kernels[self._largest]
         started = self._trials.start(candidate)
         try:
@@ -188,7 +189,7 @@ class _ChainSearch:
             self._time(default, entrant, LONG_S)
             proved = self._last_check(default, entrant)
             keep_binary(entrant, BACKENDS[candidate.backend], self._largest)
-        except TableError as err:  # the disk refuses: no verdict on the candidate
+        except TableError as err:  # the disk refuses, which says nothing about the candidate
             raise TryLater(str(err)) from err
         except (Wrong, *REFUSALS) as err:
             outcome = "wrong" if isinstance(err, Wrong) else "refused"
@@ -223,7 +224,7 @@ class _ChainSearch:
 
 
 def _is_needless(candidate: Candidate, passed: Iterable[Entrant]) -> bool:
-    """Whether a product in blocks of rows pads more than one that passed and makes the same calls."""
+    """Whether a candidate in blocks of rows only pads more than one that passed and makes the same calls."""
     if candidate.backend != ROWS:
         return False
     kernel = json.loads(candidate.config).get("kernel")

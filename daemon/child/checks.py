@@ -1,4 +1,4 @@
-"""CHILD side: the checks that the numeric gate is made of, each for a known fault; verify.py says in which order.
+"""CHILD side: the checks of the numeric gate, each for a known fault; verify.py says in which order they run.
 
 A check raises Wrong when the kernel fails it, or whatever the kernel itself raises.
 """
@@ -21,24 +21,24 @@ from gemmtuned.kernels.families.operand import Inputs, Sample, negated
 from gemmtuned.kernels.torch_flags import deterministic
 
 REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
-# Elements outside the sampled rows are compared with the default's; both may be off by more than was seen inside
+# Elements outside the sampled rows are compared with the default's, and both may have larger errors than the samples
 _UNSAMPLED: Final = 1.5
-_GUARD: Final = 0xA5  # fills the memory before and behind a result
-_BLOCK_BYTES: Final = 512  # what torch's allocator rounds to on a GPU
-_MOST_FREED_BYTES: Final = 32 << 20  # a larger block comes from the system, and is zero, whatever was freed
+_GUARD: Final = 0xA5  # the byte that fills memory before and behind a result
+_BLOCK_BYTES: Final = 512  # torch's allocator rounds sizes up to this on a GPU
+_MOST_FREED_BYTES: Final = 32 << 20  # a larger block comes fresh from the system, full of zeros, whatever was freed
 
 
 class Wrong(Exception):
-    """A check failed; the text says which, on what inputs, by how much."""
+    """A check failed; the message says which, on what inputs, and by how much."""
 
 
 class Rejected(Wrong):
-    """Right by our gate, and outside the tolerance that somebody asked for."""
+    """The result passes our gate, but is outside the tolerance that somebody asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Inputs with the default's and the exact result, and what a candidate may be off by."""
+    """Inputs with the default's and the exact result, and the largest errors that a candidate may have."""
 
     inputs: Inputs
     stock: Tensor
@@ -47,12 +47,12 @@ class Case:
     default: Error
     limit: Error
     apart: float  # largest allowed |candidate - default|
-    bits: bool = False  # there is one right result, and the default gives it
+    bits: bool = False  # only one result is right, and the default gives it
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One closure of each kernel, bound to weights once and kept: what it remembers of earlier calls shows."""
+    """One closure of each kernel, bound once and kept, so that a kernel that remembers earlier calls is noticed."""
 
     weights: tuple[Tensor, ...]
     runs: dict[int, Run] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, w
 
 
 def check_case(case: Case, options: SearchOptions, run: Run) -> tuple[Error, float]:
-    """Its error and the share of elements outside AITER's tolerance."""
+    """A kernel's error on this case, and the share of elements outside AITER's tolerance."""
     y = run(*case.inputs.activations)
     check_form(y, case.stock)
     error = measure_error(case.sample.of(y), case.exact)
@@ -118,12 +118,11 @@ def check_form(y: object, stock: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Infinite:
-    """What infinite scales make of results.
+    """Which results may differ from the default's because scales are infinite.
 
-    unclear: elements that may be Inf of either sign, or NaN, where the default's is one of them: a sum near 0 times
-    such a scale.  scaled: elements that may be NaN where the default's is Inf, and Inf where it is NaN: one of the two
-    multiplies a sum by such a scale, and the other parts of the sum, or the operands themselves, which gives infinities
-    of both signs.
+    unclear: elements that may be Inf of either sign, or NaN, if the default's is one of these: a sum near 0 times
+    such a scale.  scaled: elements that may be NaN if the default's is Inf, and Inf if it is NaN: one kernel may
+    multiply the whole sum by such a scale, another its parts or the operands, which gives infinities of both signs.
     """
 
     unclear: Tensor
@@ -139,10 +138,10 @@ def check_near(
     infinite: Infinite | None = None,
     leaked: Tensor | None = None,
 ) -> None:
-    """Every element near the default's: one wrong element outside the sampled rows shows here only.
+    """Every element is near the default's: only this finds one wrong element outside the sampled rows.
 
-    unit: where results are of very different sizes, how many times `apart` each of them may be off.
-    leaked: elements that the NaN or Inf of another row reaches in the default, which may be NaN in a candidate's, too.
+    unit: factors of `apart`, one per element, where results differ much in size.
+    leaked: elements into which the default lets NaN or Inf of another row; they may be NaN in the candidate's, too.
     """
     check_form(y, stock)
     if unit is not None or y.dtype == torch.float64:
@@ -168,7 +167,7 @@ def check_near(
 
 
 def check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
-    """Operands, and what lies around them, are as before."""
+    """Operands and the memory around them are unchanged."""
     before = [buffer.clone() for buffer in inputs.buffers]
     y = inputs.run(kernel)
     if not all(same_bits(old, new) for old, new in zip(before, inputs.buffers, strict=True)):
@@ -179,14 +178,14 @@ def check_untouched(inputs: Inputs, kernel: Kernel) -> Tensor:
 
 
 def check_padded(case: Case, stock: Tensor, inputs: Inputs, leaked: Tensor, kernel: Kernel) -> None:
-    """Right inside a larger buffer of NaN, which is left alone; leaked: as check_near has it."""
+    """Operands inside a buffer of NaN give the right result, and leave it unchanged; leaked: as in check_near."""
     check_near(check_untouched(inputs, kernel), stock, case.apart, str(inputs), leaked=leaked)
 
 
 def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
-    """New memory is full of NaN, then of large numbers, which a kernel that clears NaN away does not hide.
+    """The result is right when new memory is full of NaN, then of large numbers, for kernels that clear NaN away.
 
-    torch.empty gives NaN by a switch; anything else what a block held that was freed just before.
+    A switch of torch's has torch.empty give NaN; other numbers come from a block that was freed just before.
     """
     run = bound.run(kernel)
     inputs = case.inputs
@@ -200,7 +199,7 @@ def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
 
 
 def _full_of(value: float, like: Tensor) -> Tensor:
-    if not like.is_floating_point() and not like.is_complex():  # they have no NaN
+    if not like.is_floating_point() and not like.is_complex():  # integers have no NaN
         return torch.full_like(like, torch.iinfo(like.dtype).max)
     if like.is_floating_point() and value == value:
         value = min(value, torch.finfo(like.dtype).max)
@@ -208,7 +207,7 @@ def _full_of(value: float, like: Tensor) -> Tensor:
 
 
 def check_fresh(case: Case, kernel: Kernel) -> None:
-    """Two results live side by side, and not in the operands' memory."""
+    """Two results have memory of their own each, and not the operands'."""
     inputs = case.inputs
     run = kernel.bind(*inputs.weights)
     first = run(*inputs.activations)
@@ -220,10 +219,10 @@ def check_fresh(case: Case, kernel: Kernel) -> None:
 
 
 def check_beside_result(case: Case, kernel: Kernel) -> None:
-    """Nothing is written before or behind the result, which is made to lie between two blocks of known content.
+    """Nothing is written before or behind the result, which lies between two blocks of known content.
 
-    torch's allocator gives a freed block of just the right size to the next who asks for it; where it gave another, as
-    to a kernel with a workspace, nothing is learnt and it is tried again.
+    torch's allocator gives a freed block to the next request of the same size.  If the result got another block, as
+    with a kernel that has a workspace, the attempt says nothing and is repeated.
     """
     run = kernel.bind(*case.inputs.weights)
     used = case.stock.untyped_storage().nbytes()
@@ -263,12 +262,12 @@ def check_same_closure(
     infinite: Infinite | None = None,
     leaked: Tensor | None = None,
 ) -> None:
-    """A closure that has run before, on what the inputs hold now: it may keep nothing of what they held."""
+    """A closure that has run before is right for what the inputs hold now: it keeps nothing of what they held."""
     check_near(bound.run(kernel)(*inputs.activations), stock, apart, what, unit, infinite, leaked)
 
 
 def check_repeats(case: Case, kernel: Kernel) -> None:
-    """Equal calls agree bitwise: for problems whose program asked for determinism."""
+    """Equal calls agree bitwise, which is asked of problems whose program wants determinism."""
     run = kernel.bind(*case.inputs.weights)
     first = run(*case.inputs.activations)
     for _ in range(REPEATS - 1):
@@ -282,9 +281,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 class Watch:
-    """Looks at results of one arm while it is raced, between two readings: every one is to be the same as the first.
+    """Checks results of one arm between the readings of a race: each must equal the first.
 
-    Where two runs may differ in rounding, they are to be as near torch's own as the gate allows.
+    Where two runs may differ in rounding, each must be as near torch's own as the gate allows.
     """
 
     def __init__(self, stock: Tensor, apart: float) -> None:

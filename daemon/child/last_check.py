@@ -1,18 +1,17 @@
-"""CHILD side: the winner of all races is looked at once more, for what shows late, seldom, between threads or sizes.
+"""CHILD side: one more check of the winner of all races, for faults that are late, rare, or need threads or sizes.
 
-By now its kernel has been called some hundred times, and every one of its races' readings was compared (checks.Watch).
-In this order:
+By now its kernel has been called some hundred times, and the results of its races were compared (checks.Watch).  The
+parts of the check, in order:
 
-    closures    the very closures that raced, of several weight copies, then with X, bias and weight edited under them
-    sizes       a bucket is installed for all its sizes and was proven at three: all that its time allows are tried,
-                each remainder of M by 16 among them, which is where tiles end
-    threads     one closure in two threads, and two closures, each with its own inputs (on a CPU; a GPU's launches
+    closures    the same closures that raced, with several weight copies, then with X, bias and weight edited
+    sizes       a bucket is installed for all its sizes but was proven at three: as many as time allows are tried, with
+                each remainder of M by 16 among them, since tiles end there
+    threads     one closure in two threads, and two closures, each with its own inputs (on a CPU only: a GPU's launches
                 follow one another on a stream)
-    often       many calls, in time that is given and not in number, results kept for some calls and dropped at once,
-                the inputs changing, and a few more calls after a pause.  Half of that time goes to a small problem of
-                the same candidate (on a CPU, where large calls take long), which is verified first as any other is:
-                what is wrong once in N calls at every size is found in n of them with a probability of
-                1 - (1 - 1/N)^n.
+    often       as many calls as fit a given time, with changing inputs, some results kept and others dropped at once,
+                and a few more calls after a pause.  On a CPU, where large calls take long, half of that time goes to a
+                small problem of the same candidate, which is verified first: a fault in one of N calls at every size
+                is found in n calls with a probability of 1 - (1 - 1/N)^n.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from gemmtuned.kernels.backends.base import Backend, Kernel, Run
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.operand import Inputs, Sample, negate_, negated
 
-OFTEN_S: Final = 0.3  # for calls that are compared, at both sizes together
+OFTEN_S: Final = 0.3  # for the many calls, at both sizes together
 THREADS_S: Final = 0.1  # for calls from two threads at a time
 SIZES_S: Final = 0.2  # for sizes of a bucket beyond those with each remainder by 16
-LEAST_CALLS: Final = 3  # however long they take
+LEAST_CALLS: Final = 3  # are made in any case
 SMALL_US: Final = 30.0  # a problem whose calls take less needs no smaller one
 THREADS_US: Final = 10_000.0  # where calls take longer, two threads call the smaller one
 _WIDENED: Final = 1 << 22  # elements of W widened to fp64 at once
-_CLOSURES: Final = 8  # of the weight copies', at most, that are called once more: all were looked at in the races
-_CLOSURES_US: Final = 2e5  # for these calls; two closures are called however long it takes
+_CLOSURES: Final = 8  # of the weight copies' are called once more, at most: all were checked in the races
+_CLOSURES_US: Final = 2e5  # for these calls, but two closures are called in any case
 _KEPT_BYTES: Final = 8 << 20  # results kept at a time
 _KEPT: Final = 64
-PAUSE_S: Final = 0.2  # between the calls that are compared and a few more
-_SWITCH_S: Final = 1e-5  # Python changes threads so often while two of them call a kernel
+PAUSE_S: Final = 0.2  # before the few more calls
+_SWITCH_S: Final = 1e-5  # Python's switch interval while two threads call a kernel
 _YIELDING: Final = 0.3  # share of a kernel's lines of Python after which the other thread may run
 _YIELD_S: Final = 2e-5
 _REMAINDERS: Final = 16
@@ -61,7 +60,7 @@ _REMAINDERS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """How many calls of the winner were compared in the end: at its own size, and at a smaller one."""
+    """How many calls of the winner were compared, at its own size and at a smaller one."""
 
     calls: int
     small_calls: int
@@ -72,7 +71,7 @@ class Proved:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """What won: the problem it raced at, the one it is filed under, and its arm with the operands it raced on."""
+    """The winner: the problem it raced at, the one it is filed under, and its arm with the operands it raced on."""
 
     problem: Problem
     target: Problem
@@ -89,7 +88,7 @@ class Winner:
 def last_check(
     winner: Winner, *, device: torch.device, call_us: float, options: SearchOptions, sizes: Sequence[int] = ()
 ) -> Proved:
-    """All of the above; sizes: those of the bucket that were proven already.
+    """Run all parts of the check. sizes: those of the bucket that were proven already.
 
     Runs under the caller's switches, as verify does.  Raises Wrong, or what the kernel raises.
     """
@@ -136,7 +135,7 @@ def _negated(operand: Tensor) -> Iterator[None]:
 
 
 def _check_sizes(winner: Winner, case: Case, device: torch.device, proven: Sequence[int]) -> None:
-    """One closure, prepared as a program's is, at the sizes that were proven and at more of them, in a mixed order."""
+    """One closure, prepared as in a program, is right at the proven sizes and at more, called in a mixed order."""
     largest, family = winner.target, family_of(winner.target)
     kernel = winner.backend.prepare(winner.candidate, largest)
     inputs = family.make(largest, kind="randn", seed=4, device=device, weights=case.inputs.weights)
@@ -151,7 +150,7 @@ def _check_sizes(winner: Winner, case: Case, device: torch.device, proven: Seque
         try:
             y = run(*rows)
         except REFUSALS:
-            if _refuses(winner.default, inputs, rows):  # no program calls it so: block scales at M = 1, for one
+            if _refuses(winner.default, inputs, rows):  # so no program can call it, for example block scales at M = 1
                 continue
             raise
         check_near(y, stock[..., :m, :].contiguous(), case.apart, f"at M = {m} of its bucket")
@@ -166,9 +165,9 @@ def _refuses(kernel: Kernel, inputs: Inputs, activations: Sequence[Tensor | None
 
 
 def further_sizes(largest: Problem, proven: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(sizes of the fine bucket that ends there which must be tried, those that may), in an order of the problem's own.
+    """(sizes that must be tried, sizes that may) of the fine bucket that ends there, shuffled by the problem.
 
-    The former are its ends, those proven so far, and one with each remainder by 16.
+    Those that must be are its ends, those proven so far, and one with each remainder by 16.
     """
     low = max(1, largest.m - fine_step(largest.m) + 1)
     mixed = list(range(low, largest.m + 1))
@@ -179,7 +178,7 @@ def further_sizes(largest: Problem, proven: Sequence[int]) -> tuple[list[int], l
 
 
 def _smaller(winner: Winner, device: torch.device) -> Subject | None:
-    """A small problem with the same tails, and the candidate's kernel for it, verified; None where it has none."""
+    """A small problem with the same tails, with the candidate's verified kernel for it; None if there is none."""
     p = winner.problem
     small = replace(p, batch=min(p.batch, 2), m=_cut(p.m, 16), n=_cut(p.n, 32), k=_cut(p.k, 64))
     try:
@@ -200,7 +199,7 @@ def _cut(size: int, least: int) -> int:
 
 
 def _narrow(problem: Problem, device: torch.device) -> Sample:
-    """As Family.sample, with fewer columns: there is less room after the races than there was before them."""
+    """As Family.sample, with fewer columns, because less memory is free after the races."""
     wide = family_of(problem).sample(problem, seed=0, device=device)
     width = max(_WIDENED // (problem.k * problem.batch), 16)
     return Sample(wide.rows, wide.cols[:: max(1, len(wide.cols) // width)])
@@ -208,7 +207,7 @@ def _narrow(problem: Problem, device: torch.device) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Inputs, and what is to come out."""
+    """Inputs and their right result."""
 
     inputs: Inputs
     stock: Tensor
@@ -222,7 +221,7 @@ def _known(problem: Problem, default: Kernel, weights: tuple[Tensor, ...], seed:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kernel, the problem it is called for, weights, and how far from the default's its results may be."""
+    """A kernel, its problem, weights, and how far from the default's its results may be."""
 
     problem: Problem
     kernel: Kernel
@@ -239,10 +238,10 @@ class Subject:
 
 
 def check_often(subject: Subject, seconds: float) -> int:
-    """Call one closure for so long, LEAST_CALLS times at least, and again after a pause; how many calls were compared.
+    """Call one closure for so long, at least LEAST_CALLS times, and again after a pause; how many calls were compared.
 
-    Two inputs take turns at random, results live for up to 64 calls, and the first one to the end: a closure that
-    hands out the same few buffers again and again overwrites it.
+    Two inputs alternate at random.  Results live for up to 64 calls, and the first one to the end, which a closure
+    that reuses a few buffers would overwrite.
     """
     one, two = (_known(subject.problem, subject.default, subject.weights, seed) for seed in (21, 22))
     run = subject.kernel.bind(*subject.weights)
@@ -272,7 +271,7 @@ _tracing = threading.Lock()  # Python refuses a trace function while another thr
 
 
 def check_threads(subject: Subject, seconds: float) -> None:
-    """Two threads at a time: first with one closure, then with two closures of two weights."""
+    """Call from two threads at a time, first one closure, then two closures of two weights."""
     kernel, weights = subject.kernel, subject.weights
     others = (negated(weights[0]), *weights[1:])
     one, two = (_known(subject.problem, subject.default, weights, seed) for seed in (31, 32))
@@ -300,7 +299,7 @@ def _caller(run: Run, known: _Known, apart: float, seconds: float, name: str, li
 
     def call() -> None:
         calls, span = 0, _Span(seconds)
-        with torch.inference_mode():  # a thread's own switch
+        with torch.inference_mode():  # the switch is per thread
             while calls < 3 or not span.is_over():
                 calls += 1
                 with _tracing:
@@ -322,12 +321,12 @@ class _Span:
         self._used_s, self._end_s = time.thread_time() + seconds, time.monotonic() + 5 * seconds
 
     def is_over(self) -> bool:
-        """Whether they have passed."""
+        """Whether the time is over."""
         return time.thread_time() > self._used_s or time.monotonic() > self._end_s
 
 
 def _together(name: str, callers: Sequence[Callable[[], None]]) -> None:
-    """Raises Wrong with what the first that failed met: whatever it raised, alone it did not."""
+    """Run these in two threads; raises Wrong with the first error: alone, the kernel had none."""
     failed: list[Exception] = []
 
     def guarded(call: Callable[[], None]) -> None:

@@ -3,13 +3,13 @@
 Weights are cold: every call reads another copy of the weight, and the copies together exceed twice the last-level
 cache, as layer after layer does in a model (with a warm weight a bf16 M=1 candidate looked 1.5x and was 1.0x).
 
-A race is made of pairs: baseline and challenger one right after the other, in an order that a coin decides.  What is
-judged is the logarithm of baseline/challenger of each pair.  When both arms are the same, the coin makes the sign of
-each one a fair coin too, whatever the noise is (drift, bursts, a neighbour's load): so the signed-rank interval
-has its promised level without any assumption on the machine.
+A race consists of pairs: baseline and challenger run one right after the other, in random order.  The statistic is the
+logarithm of baseline/challenger of each pair.  When both arms are the same kernel, the random order makes its sign
+random too, whatever the noise is (drift, bursts, a neighbour's load).  So the level of the signed-rank interval holds
+without any assumption about the machine.
 
-Results are looked at while they are raced, of both arms alike and after the time has been taken: a kernel that is wrong
-seldom, or from some call on, was not faster at the same work.
+Results of both arms are checked during a race, after the time has been taken: a kernel that is seldom wrong, or wrong
+from some call on, was not faster at the same work.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.operand import Inputs
 
 COPIES_BYTES: Final = 1536 << 20  # all weight copies together stay below this
-MAX_COPIES: Final = 256  # tiny weights: a model's whole set of them fits the cache, too
+MAX_COPIES: Final = 256  # of tiny weights, which fit into the cache in a whole model, too
 MIN_PAIRS: Final = 6  # with fewer no 95 % interval exists: 2 x 0.5^6 = 3 %
 MAX_PAIRS: Final = 60
-BURST_US: Final = 20.0  # calls shorter than this are timed several at a time: clock and loop cost 0.1 us
+BURST_US: Final = 20.0  # shorter calls are timed several at a time, since clock and loop take 0.1 us
 _UNTOLD_CACHE_BYTES: Final = 32 << 20
 _Z95: Final = 1.959964
 
@@ -51,7 +51,7 @@ _Z95: Final = 1.959964
 class Arm:
     """A candidate ready to be timed: calls[i] runs it once, on copy i of the weight.
 
-    watch: looks at results between readings, once it is known what they are to be.
+    watch: checks results between readings, once the right ones are known.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Arm:
 
 
 class Clock(Protocol):
-    """Takes the time of calls; tests put in one that makes times up."""
+    """Measures the time of calls; tests use one with made-up times."""
 
     def us(self, arm: Arm, copies: Sequence[int]) -> float:
         """Microseconds a call, over one call on each of these weight copies.
@@ -77,11 +77,11 @@ class Clock(Protocol):
         """
 
     def forget(self, arm: Arm) -> None:
-        """This arm is not timed again: free what was kept for it."""
+        """Free what was kept for this arm, which is not timed again."""
 
 
 class WallClock:
-    """For CPUs: a call has finished when it returns."""
+    """The clock for CPUs, where a call has finished when it returns."""
 
     def __init__(self) -> None:
         self._wait = CpuWait()
@@ -107,7 +107,7 @@ class WallClock:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """baseline against challenger: medians in us; gain = baseline/challenger with its 95 % interval."""
+    """The result of a race: medians in us; gain = baseline/challenger with its 95 % interval."""
 
     us: float
     baseline_us: float
@@ -118,7 +118,7 @@ class Race:
 
 
 class Bench:
-    """A problem's inputs in memory: activations once, cold copies of the weights, shared by all candidates."""
+    """A problem's inputs in memory, shared by all candidates: activations once, and cold copies of the weights."""
 
     def __init__(self, problem: Problem, device: torch.device) -> None:
         family = family_of(problem)
@@ -129,7 +129,7 @@ class Bench:
         self._inputs: dict[tuple[Problem, int], Inputs] = {}
 
     def arm(self, name: str, kernel: Kernel, problem: Problem, seed: int = 0) -> Arm:
-        """This kernel with X of `problem` (any M) on every weight copy; packing happens here, untimed.
+        """This kernel bound to every weight copy, with X of `problem` (any M); packing happens here, untimed.
 
         seed: of the activations.
         """
@@ -142,7 +142,7 @@ class Bench:
         return Arm(name, [bound(weights) for weights in self.weights])
 
     def inputs(self, problem: Problem, seed: int = 0) -> Inputs:
-        """Activations that all arms read, with the first weights: another address alone can cost a few per cent."""
+        """Activations and the first weights, the same for all arms: another address can cost a few per cent."""
         inputs = self._inputs.get((problem, seed))
         if inputs is None:
             make = family_of(problem).make
@@ -152,16 +152,16 @@ class Bench:
 
 
 def copies_needed(problem: Problem, cache_bytes: int, free_bytes: int) -> int:
-    """Weight copies that make every read cold: more than twice the cache, at least 3, as free memory allows."""
+    """How many weight copies make every read cold: more than twice the cache and at least 3, if memory allows."""
     one = max(family_of(problem).weight_bytes(problem), 1)
-    kinds = 2 if problem.weight_state == "packed" else 1  # the packed copies lie beside the plain ones
+    kinds = 2 if problem.weight_state == "packed" else 1  # each copy is kept packed and plain
     allowed = min(COPIES_BYTES, free_bytes // 4) // (one * kinds)
     wanted = max(3, 2 * cache_bytes // one + 1)
     return max(1, min(wanted, allowed, MAX_COPIES))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory this process may still take: what is free, and under the cap of a worker beside a loaded program."""
+    """Memory that this process may still take: what is free, but no more than its cap beside a loaded program."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -171,7 +171,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def last_level_cache_bytes(device: torch.device) -> int:
-    """Size of the cache that weights must not stay in; 32 MiB where the machine does not tell."""
+    """Size of the last-level cache; 32 MiB where the machine does not say."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size) or _UNTOLD_CACHE_BYTES
     text = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
@@ -196,12 +196,12 @@ def race(
     least: int = 0,
     far: float = 0.0,
 ) -> Race:
-    """Time both arms in `pairs` pairs, each of `burst` calls an arm. See the module for what makes it fair.
+    """Time both arms in `pairs` pairs of `burst` calls per arm. The module's text says why that is fair.
 
-    With `far`, for screening: it ends after `least` pairs if in each of them baseline/challenger was below far.  What
-    decides goes without: its level is promised for a number of pairs that does not depend on their times.
+    far: for screening; the race ends after `least` pairs if baseline/challenger was below far in each of them.  A race
+    that decides has no `far`: the interval's level needs a number of pairs that does not depend on their times.
     """
-    # Call after call, of whichever arm: no copy is read again before all others were
+    # calls of both arms go through the copies in turn, so that none is read again before all others were
     copies = itertools.cycle(range(len(baseline.calls)))
     ours: list[float] = []
     theirs: list[float] = []
@@ -222,12 +222,12 @@ def race(
 
 
 def pairs_for(call_us: float, budget_s: float, *, least: int = MIN_PAIRS, most: int = MAX_PAIRS) -> int:
-    """How many pairs of such calls fit a budget; `least` of them for long calls, however long they take."""
+    """How many pairs of such calls fit a budget, but at least `least`, however long the calls take."""
     return int(min(most, max(least, budget_s * 1e6 / (2 * max(call_us, BURST_US)))))
 
 
 def burst_for(call_us: float) -> int:
-    """Calls to time at a time, so that one reading is not below BURST_US."""
+    """How many calls to time together, so that one reading takes at least BURST_US."""
     return max(1, min(16, math.ceil(BURST_US / max(call_us, 0.1))))
 
 

@@ -1,4 +1,4 @@
-"""CHILD side: which candidates a search tries: those that are asked for, else those that the backends offer."""
+"""CHILD side: the candidates that a search tries: those asked for, else those that the backends offer."""
 
 from __future__ import annotations
 

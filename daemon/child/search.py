@@ -1,25 +1,26 @@
 """CHILD side: find the solution of one unit of work.
 
     Offers      which candidates are tried                                  offers.py
-    Screening   short races of all, after which the promising are left      screening.py
-    Races       a race, and when its times count                            races.py
-    Arms        operands in memory, and the candidates' calls of them       arms.py
-    Trials      what the parent reads of each                             trials.py
+    Screening   short races of all candidates, which leave the promising    screening.py
+    Races       one race, and when its times count                          races.py
+    Arms        operands in memory, and the candidates' calls on them       arms.py
+    Trials      what the parent is told of each candidate                   trials.py
 
-Torch's default is timed first and is always a candidate.  All others are screened against it in short races; the best
-few are verified; what passes races the default in earnest at every member of the unit, and the best of those races
-again (if it does not win again, the next best).  Only a candidate that is clearly faster in every race, at every
+Torch's default is timed first and is always a candidate.  All others are screened against it in short races, and the
+best few are verified.  Those that pass race the default for longer at every member of the unit, and the best of them
+races again (if it does not win again, the next best).  Only a candidate that is clearly faster in every race, at every
 member, is published; otherwise the verdict is that the default is best, which is a solution too.
 
-Two races because the first one has several entrants and picks the luckiest: the second is of that one alone.  With the
-same kernel in both arms each is won by chance in at most 2.5 % of cases, whatever the noise (measure.py), and the 2 %
-that a gain must exceed makes it far less.
+There are two races because the first one has several entrants and so picks the luckiest; the second has that one alone.
+With the same kernel in both arms, each race is won by chance in at most 2.5 % of cases, whatever the noise
+(measure.py), and far less often since a gain must exceed 2 %.
 
-On a GPU which kernel is faster can depend on where operands lie, and on how long the device has been at work: one that
-is held at its power limit clocks lower.  No interval of one place and one state tells that.  So the second race has
-operands of its own and a rested device, and a small gain needs a third, elsewhere again, on a device that was kept
-busy.  Of winners of the library's algorithms one was 1.02 times as fast as torch's rested and 1.09 under load, another
-1.07 and 1.00 (2048x512x16384 and 256x2112x7168, lab/results/queued_races-h200-2026-11-24.json).
+On a GPU it can depend on the operands' addresses which kernel is faster, and on how long the device has been working: a
+device at its power limit has a lower clock.  The confidence interval of one race does not cover that.  So the second
+race has operands of its own and a rested device, and a small gain needs a third race, with other operands again, on a
+device that was kept busy.  One of cuBLASLt's algorithms was 1.02 times as fast as torch's on a rested device and 1.09
+under load, another 1.07 and 1.00 (2048x512x16384 and 256x2112x7168,
+lab/results/queued_races-h200-2026-11-24.json).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import AheadBackend, CompiledBackend, Kernel
 from gemmtuned.kernels.torch_flags import as_called
 
-SURE: Final = 1.10  # a GPU's winner whose lower bound is below it needs a third race; more where more gain is asked for
+SURE: Final = 1.10  # on a GPU a winner with a lower bound below this needs a third race
 
 _compilers = Compilers()  # its processes start when there is something to compile
 
@@ -81,20 +82,20 @@ def tune_modes(
     clock: Clock | None = None,
     seed: int | None = None,
 ) -> tuple[Solution, ...]:
-    """The solutions for target (for buckets: filed under its padded M), proven at every member; in `mode` first.
+    """The solutions for target (for buckets: filed under its padded M), proven at every member; that of `mode` first.
 
-    members: the exact sizes to prove it at: target itself, or the smallest, the most called and the largest one.
-    Times in the solution are those of the most called; gain_low is the worst over the members.
+    members: the exact sizes to prove it at: target itself, or the smallest, the most called and the largest one of a
+    bucket.  Times in the solution are those of the most called; gain_low is the worst over the members.
     skip: candidates that failed before; clock, seed: for tests.
 
     Takes about a second for decode sizes on a CPU.
-    Raises CandidateFailed when torch's own kernel cannot run it, TryLater when the device is slowed down, or when a
-    CPU is so much in use by others that times would not be those of the kernels.
+    Raises CandidateFailed when torch's own kernel cannot run the problem, TryLater when the device is slowed down, or
+    when others use the CPU so much that times would say little about the kernels.
     """
     if DEFAULT in skip:
         raise CandidateFailed(f"{target}: torch's own kernel failed before")
     device = torch_device(environment.device)
-    # A new order every time: a repeated search of one problem is another draw
+    # another seed every time, so that a repeated search of a problem is independent of the first
     coin = random.Random(seed)  # noqa: S311
     if target.batch_invariant:
         with as_called(target):
@@ -109,14 +110,14 @@ def tune_modes(
         graphs = environment.device.kind != "cpu"
         modes = (mode, *(other for other in MODES if other != mode and graphs))
         found = tuple(contest.solution(winner, which) for which in modes)
-    if device.type == "cuda":  # what we no longer need is others'
+    if device.type == "cuda":  # give unused memory back to other programs
         del contest, winner
         torch.cuda.empty_cache()
     return found
 
 
 def torch_device(device: Device) -> torch.device:
-    """The torch device of a device kind: the worker sees one only, chosen by its parent."""
+    """The torch device of a device kind; a worker sees only one, which its parent has chosen."""
     return torch.device("cpu" if device.kind == "cpu" else "cuda")
 
 
@@ -139,7 +140,7 @@ class _Contest:
         self.members = members
         self.target = target
         self._covers = covers
-        self.main = members[len(members) // 2]  # of three the most called
+        self.main = members[len(members) // 2]  # the most called one, if there are three
         self.default_err = 0.0
         self._environment, self._device, self._clock = environment, device, clock
         self._options, self._coin = options, coin
@@ -147,7 +148,7 @@ class _Contest:
         self._trials = Trials(self.main, emit)
 
     def run(self) -> Entrant | None:
-        """The winner, or None: the default is best."""
+        """The winner; None when the default is best."""
         default = self._default_kernels()
         offered = self._compiled(list(self._offers.at(self.main)))
         self._arms = Arms(self.main, default, self._device, self._clock)
@@ -180,7 +181,7 @@ class _Contest:
         except CandidateFailed as err:
             self._trials.report(winner.candidate, "confirm", "refused", started, note=first_line(err))
             return False
-        except TableError as err:  # the disk refuses: no verdict on the winner
+        except TableError as err:  # the disk refuses, which says nothing about the winner
             raise TryLater(str(err)) from err
         return True
 
@@ -192,7 +193,7 @@ class _Contest:
             raise CandidateFailed(f"{self.main}: torch's own kernel refuses: {first_line(err)}") from err
 
     def _compiled(self, offered: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates that compile; other processes do it before operands are made on the device."""
+        """The candidates that compile; other processes compile them before operands are made on the device."""
         todo = [c for c in offered if isinstance(BACKENDS[c.backend], CompiledBackend | AheadBackend)]
         if not todo:
             return list(offered)
@@ -234,7 +235,7 @@ class _Contest:
         return entrants
 
     def _is_right_still(self, winner: Entrant) -> bool:
-        """Whether the very closures that raced give right results now that the races are over; see last_check.py."""
+        """Whether the closures that raced still give right results after the races; see last_check.py."""
         started = self._trials.start(winner.candidate)
         arm = self._arms.arm(winner.candidate, winner.kernels[self.main], self.main)
         asked = Winner(
@@ -273,19 +274,19 @@ class _Contest:
         return True
 
     def _race(self, entrant: Entrant, *, attempt: int, state: str = AS_IT_IS) -> bool:
-        """True when it beats the default beyond noise, and by enough to be worth it, at every member."""
+        """True when it beats the default beyond noise, and by enough to be worthwhile, at every member."""
         for member in self.members:
             started = self._trials.start(entrant.candidate)
             try:
                 run, clocks = self._races.in_earnest(entrant, member, state)
-            except CandidateFailed as err:  # what it gives inside a graph is not what it gave when it was verified
+            except CandidateFailed as err:  # its result inside a graph differs from the verified one
                 self._trials.report(entrant.candidate, "confirm", "wrong", started, note=first_line(err))
                 return False
-            except REFUSALS as err:  # no memory for its graph, for one
+            except REFUSALS as err:  # for example no memory for its graph
                 self._trials.report(entrant.candidate, "confirm", "refused", started, note=first_line(err))
                 return False
             worst = entrant.races.get(member)
-            # Of all races the worst one counts
+            # the worst of all races counts
             entrant.races[member] = run if worst is None or run.gain_low < worst.gain_low else worst
             won = run.gain_low > self._options.min_gain
             self._trials.report(

@@ -1,14 +1,15 @@
-"""CHILD side: is a candidate's result as good as the default's, on everything that is known to trip kernels.
+"""CHILD side: is a candidate's result as good as the default's, on every input that is known to expose kernels' faults?
 
 For every candidate, three seeds of every kind of inputs (kernels/families/base.py) are compared with an exact fp64
-result on sampled rows, and with the default's result everywhere.  Then single checks (checks.py), each for a known
-fault: output nobody wrote, reads and writes beside the operands, writes beside the result, a result kept in memory that
-the next call overwrites, results that differ from call to call; and edits of X, weight and bias under one bound closure
-(kernels/families/edits.py): what is kept from an earlier call shows, and so do zero rows, 1e30, 1e-30, NaN and Inf;
-and what surrounds a call (surroundings.py): shared memory, gradients, autocast.
+result on sampled rows, and with the default's result everywhere.  Then come single checks, each for a known fault:
+ - checks.py: output that was not written, reads and writes beside the operands, writes beside the result, a result in
+   memory that the next call overwrites, results that differ from call to call;
+ - kernels/families/edits.py: X, weight and bias edited under one bound closure, which exposes what it keeps from an
+   earlier call; and zero rows, 1e30, 1e-30, NaN and Inf;
+ - surroundings.py: what surrounds a call, such as shared memory, gradients and autocast.
 
-What is wrong seldom, late, or between threads takes many calls to find: it is looked for in the races (measure.py) and
-at the one candidate that has won them (last_check.py).
+Faults that are rare, late, or need several threads take many calls to find: the races look for them (measure.py), and
+the last check of the one candidate that has won (last_check.py).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from gemmtuned.kernels.families.error import Error
 from gemmtuned.kernels.families.operand import Inputs
 
 SEEDS: Final = (1, 2, 3)
-# Above these each seed has one kind of inputs instead of all three: a second a case otherwise
+# Above these each seed has one kind of inputs instead of all three, since a case takes a second
 LARGE_FLOPS: Final = 2e10
 LARGE_WEIGHTS: Final = SAMPLED_WEIGHTS
 THOROUGH_FLOPS: Final = 5e7  # up to here (about a millisecond of two cores) all edits; above, at a smaller size
@@ -68,8 +69,8 @@ REFUSALS: Final = (
 class Checked:
     """outcome: ok, wrong, refused (it raised) or rejected (outside the tolerance asked for); note says why.
 
-    err: largest r seen; baseline_err: the default's.  err_ratio: largest share of elements outside AITER's tolerance.
-    apart: how far from the default's any result on inputs of about 1 may be.
+    err: the largest error r seen; baseline_err: the default's.  err_ratio: largest share of elements outside AITER's
+    tolerance.  apart: how far from the default's any result on inputs of about 1 may be.
     """
 
     outcome: str
@@ -92,7 +93,7 @@ def verify(
     before: Callable[[Candidate], object] = lambda candidate: None,
     options: SearchOptions = DEFAULTS,
 ) -> dict[Candidate, Checked]:
-    """A verdict on every candidate; `before` is called with it whenever it is the next one to run.
+    """A verdict on every candidate; `before` is called with each candidate before it runs.
 
     Runs under the caller's switches (kernels/torch_flags.py).  Raises CandidateFailed when the default itself fails.
     """
@@ -134,14 +135,14 @@ def verify(
 
 
 def default_error(problem: Problem, default: Kernel, *, device: torch.device) -> float:
-    """The default's r on one set of randn inputs; 0 for dtypes that we have no limits for."""
+    """The default's error r on one set of randn inputs; 0 for dtypes without limits."""
     if problem.out_dtype not in UNIT_ROUNDOFF:
         return 0.0
     return next(_cases(problem, default, device)).default.r
 
 
 def first_line(err: BaseException) -> str:
-    """Type and first line of an exception: torch's messages run over pages."""
+    """Type and first line of an exception, since torch's messages run over pages."""
     lines = str(err).strip().splitlines()
     return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
 
@@ -149,9 +150,9 @@ def first_line(err: BaseException) -> str:
 def _checks(
     problem: Problem, default: Kernel, device: torch.device, options: SearchOptions
 ) -> Iterator[tuple[Case, _Check]]:
-    """One at a time: the weights of large layers would not fit together."""
+    """The checks, made one at a time, since the weights of large layers would not fit into memory together."""
     for number, case in enumerate(_cases(problem, default, device)):
-        if number == 0:  # first: a kernel that edits operands would spoil those of all others
+        if number == 0:  # before the others, whose operands a kernel that edits them would spoil
             yield case, partial(check_untouched, case.inputs)
         yield case, partial(_check_case, case, options)
         if number == 0:
@@ -198,11 +199,11 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
     try:
         stock = padded.run(default)
         leaked = stock.isnan()
-        if bool(leaked.any()):  # the default reads what lies between the rows, as `_without_leak` says
+        if bool(leaked.any()):  # the default reads beyond rows, see `_without_leak`
             activations = [None if t is None else t.contiguous() for t in padded.activations]
             weights = [t.contiguous() for t in padded.weights]
             stock = default.bind(*weights)(*activations)
-    except REFUSALS:  # how far apart rows may lie is the library's to say: no program has such operands then
+    except REFUSALS:  # the library refuses rows so far apart, so no program has them
         return
     yield partial(check_padded, case, stock, padded, leaked)
 
@@ -210,10 +211,10 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
 def _without_leak(
     edit: Edit, stock: Tensor, problem: Problem, inputs: Inputs, default: Kernel
 ) -> tuple[Tensor, Tensor | None]:
-    """(what the default gives where no row reaches another, the elements where one does): a kernel may do either.
+    """(the default's result if no row affected another, the elements where one does); a kernel may do either.
 
-    Seen in torch 2.13 on CPUs with AMX: where K is no multiple of 32 the product in bf16 reads on beyond a row, and
-    what it reads there times 0 makes that row NaN where the next one has NaN or Inf.
+    Seen in torch 2.13 on CPUs with AMX: if K is no multiple of 32, the product in bf16 reads beyond the end of a row
+    and multiplies that by 0, so that a row becomes NaN if the next one holds NaN or Inf.
     """
     if not bool((stock.isnan() & ~edit.lines_with(torch.isnan, stock, problem, inputs.operands)).any()):
         return stock, None

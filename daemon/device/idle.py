@@ -1,9 +1,9 @@
-"""Is a device free, and since when: a pure rule on readings, so that a day of it is a test of milliseconds.
+"""Whether a device is idle, and since when: a pure function of readings, so that a test covers a day in milliseconds.
 
-Two questions with two thresholds.  To start, others must have stayed below `Limits.clear` for the whole window, in one
-unbroken chain of readings.  To go on, they must stay below `Limits.busy`, which is higher: a device at the edge
-must not start and kill workers all day.  What is not known counts as busy: no reading, an old one, or one that spans
-a sleep of the machine never means free.
+There are two thresholds.  To start, others must have stayed below `Limits.clear` for the whole window, in one unbroken
+chain of readings.  To go on, they must stay below `Limits.busy`, which is higher, so that a device at the edge does not
+start and kill workers all day.  Unknown counts as busy: without a reading, or with one that is old or spans a sleep of
+the machine, the device is not idle.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
 
-STALE_S: Final = 5.0  # an older reading says nothing about now
-LONGEST_S: Final = 5.0  # a reading over a longer interval hides what happened in it
-YIELD_SPAN_S: Final = 0.2  # 20 clock ticks of 10 ms: shorter intervals are mostly rounding
+STALE_S: Final = 5.0  # older readings say nothing about now
+LONGEST_S: Final = 5.0  # a reading over a longer interval may hide what happened in it
+YIELD_SPAN_S: Final = 0.2  # 20 clock ticks of 10 ms; over a shorter interval CPU time is mostly rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Reading:
 
 @dataclass(slots=True)
 class Mean:
-    """What others used on average over readings that are added as they come."""
+    """The average use by others, over readings that are added as they come."""
 
     used_s: float = 0.0
     watched_s: float = 0.0
 
     def add(self, reading: Reading) -> None:
-        """Readings that say nothing are left out."""
+        """Add a reading, unless its `others` is not known."""
         span_s = reading.at_s - reading.since_s
         if reading.others is not None and 0 < span_s <= LONGEST_S:
             self.used_s += reading.others * span_s
@@ -73,7 +73,7 @@ class Idleness:
 
 
 def idleness_of(readings: Sequence[Reading], *, now_s: float, window_s: float, limits: Limits) -> Idleness:
-    """May tuning start?  `readings` are in order of time; more than the window's worth does no harm."""
+    """Whether tuning may start. readings: in order of time; they may be more than the window needs."""
     if not readings:
         return Idleness("busy", 0.0, "no reading yet")
     newest = readings[-1]
@@ -88,7 +88,7 @@ def idleness_of(readings: Sequence[Reading], *, now_s: float, window_s: float, l
     start_s = newest.since_s
     for reading in islice(reversed(readings), 1, None):
         if _trouble(reading, limits) or not 0 <= start_s - reading.at_s <= 1e-3 or newest.at_s - start_s >= window_s:
-            break  # 1e-3: intervals must join, else something was not watched
+            break  # intervals must join (within 1 ms), else some time was not watched
         start_s = reading.since_s
     clear_s = newest.at_s - start_s
     if clear_s < window_s:
@@ -97,7 +97,7 @@ def idleness_of(readings: Sequence[Reading], *, now_s: float, window_s: float, l
 
 
 def must_yield(readings: Sequence[Reading], *, now_s: float, limits: Limits) -> str:
-    """Why a worker on this device must go now, or "" when it may stay."""
+    """Why a worker must leave this device now; "" when it may stay."""
     if not readings or not -STALE_S <= now_s - readings[-1].at_s <= STALE_S:
         return "no reading"
     if readings[-1].others is None:
