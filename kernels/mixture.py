@@ -10,6 +10,7 @@ are not read.  No sum is made with atomics, so equal calls give equal bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -79,12 +80,16 @@ def by_expert(o: Operands, how: How) -> Tensor:
     flat, topk = o.ids.flatten(), o.ids.shape[1]
     parts = o.x.new_zeros(len(flat), o.w2.shape[1])
     weights = o.weights.flatten()
-    for e in torch.unique(flat).tolist():
-        if 0 <= e < len(o.w1):
-            pairs = (flat == e).nonzero()[:, 0]
-            found = _expert(o, how, e, o.x[pairs // topk], weights[pairs])
-            parts = parts.index_copy(0, pairs, found)  # not in place, for the sake of derivatives
+    visited = [e for e in torch.unique(flat).tolist() if 0 <= e < len(o.w1)]
+    for e in visited or [0]:  # of no rows where none is: derivatives are zeros then, and not missing
+        pairs = (flat == e).nonzero()[:, 0]
+        parts = _with(parts, pairs, _expert(o, how, e, o.x[pairs // topk], weights[pairs]))
     return _added(o, how, parts)
+
+
+def of_no_tokens(o: Operands, how: How) -> Tensor:
+    """Y [0, D], with derivatives, which are zeros."""
+    return _added(o, how, _expert(o, how, 0, o.x, o.weights.flatten()))
 
 
 def every_expert(o: Operands, how: How) -> Tensor:
@@ -110,7 +115,9 @@ def every_pair(o: Operands, how: How) -> Tensor:
         at = slice(pair, pair + 1)
         alone = replace(o, **{name: _picked(t, e[at]) for name, t in given.items()})
         parts.append(_expert(alone, how, 0, o.x[pair // topk][None], weights[at]))
-    return _added(o, how, torch.where(here[:, None], torch.cat(parts), 0))
+    with as_they_are(o.x):
+        found = torch.cat(parts)
+    return _added(o, how, torch.where(here[:, None], found, 0))
 
 
 def _picked(t: Tensor, index: Tensor) -> Tensor:
@@ -142,7 +149,7 @@ def grouped(o: Operands, how: How) -> Tensor:
     if o.bias2 is not None:
         y = y + o.bias2[mine]
     parts = torch.where((at < experts)[:, None], y, 0)  # nobody wrote the rows behind the last group
-    return _added(o, how, torch.empty_like(parts).index_copy(0, order, parts))
+    return _added(o, how, _with(torch.empty_like(parts), order, parts))
 
 
 def visited(o: Operands, how: How) -> tuple[Operands, How]:
@@ -240,20 +247,28 @@ def _of_e8m0(scale: Tensor) -> Tensor:
 
 
 def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> Operands:
-    """The same with local numbers of experts, -1 for others'. mask: 1 for each global expert that is here, in order.
+    """The same with local numbers of experts, -1 for others'.
 
-    tokens: how many of the rows are real.
+    mask: 1 for each global expert that is here, in order; or the local number of each, and -1 for others, which any
+    number but 0 and 1 tells, without a wait for a GPU.  tokens: how many of the rows are real.
     """
     ids = o.ids
     if mask is not None:
-        here = mask.flatten() > 0
-        local = torch.where(here, here.cumsum(0) - 1, -1)
-        known = (ids >= 0) & (ids < len(here))
+        given = mask.flatten().long()
+        here = given > 0
+        local = torch.where(((given < 0) | (given > 1)).any(), given, torch.where(here, here.cumsum(0) - 1, -1))
+        known = (ids >= 0) & (ids < len(given))
         ids = torch.where(known, local[torch.where(known, ids, 0).long()], -1).to(ids.dtype)
     if tokens is not None:
         rows = torch.arange(len(ids), device=ids.device)
         ids = torch.where((rows < tokens.reshape(()))[:, None], ids, -1)
     return replace(o, ids=ids)
+
+
+def as_they_are(parts: Tensor) -> AbstractContextManager[object]:
+    """For tensors that are put together: autocast of a CPU refuses 16-bit floats of another type than its own."""
+    kind = parts.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _expert(o: Operands, how: How, e: int, rows: Tensor, weights: Tensor) -> Tensor:
@@ -264,9 +279,15 @@ def _expert(o: Operands, how: How, e: int, rows: Tensor, weights: Tensor) -> Ten
     return (y if o.bias2 is None else y + o.bias2[e]).to(rows.dtype)  # of another type under autocast, too
 
 
+def _with(parts: Tensor, rows: Tensor, found: Tensor) -> Tensor:
+    """parts with these rows, not in place, for the sake of derivatives."""
+    with as_they_are(parts):
+        return parts.index_copy(0, rows, found)
+
+
 def _added(o: Operands, how: How, parts: Tensor) -> Tensor:
     tokens, topk = o.ids.shape
-    wide = parts.to(torch.float64 if parts.dtype == torch.float64 else torch.float32).view(tokens, topk, -1)
+    wide = parts.to(torch.float64 if parts.dtype == torch.float64 else torch.float32).view(tokens, topk, parts.shape[1])
     if not how.weighted:
         here = ((o.ids >= 0) & (o.ids < len(o.w1)))[..., None]
         wide = torch.where(here, wide * o.weights[..., None], 0)

@@ -50,7 +50,8 @@ def scaled_mm(
 ) -> Tensor:
     """torch._scaled_mm of x [M, K] and w [N, K], of any strides; scales as it takes them."""
     late = bias if dtype == torch.float32 else None  # torch takes no bias with a result of fp32
-    added = None if bias is None or late is not None else bias.to(dtype)
+    # on CPUs torch reads a bias as if it lay without gaps
+    added = None if bias is None or late is not None else bias.to(dtype).contiguous()
     y = torch._scaled_mm(plain_rows(x), plain_rows(w).t(), of_x, of_w, bias=added, out_dtype=dtype, use_fast_accum=fast)
     return y if late is None else y + late
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gemmtuned.hooks import activate
-from gemmtuned.kernels.integers import scaled_int_product, scaled_int_product_into
+from gemmtuned.kernels.integers import plain_rows, scaled_int_product, scaled_int_product_into
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_transforms
 from gemmtuned.ops.quantised_arguments import wants_derivatives
 
@@ -46,8 +46,8 @@ def int8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor |
     if of_x.numel() == 1 and of_w.numel() == 1:
         of_x, of_w = of_x.reshape(1), of_w.reshape(1)
     else:  # one kind of scales for both: a kernel of rows serves a mixture, too
-        of_x = of_x.reshape(-1, 1).expand(m, 1).contiguous()
-        of_w = of_w.reshape(1, -1).expand(1, n).contiguous()
+        of_x = plain_rows(of_x.reshape(-1, 1).expand(m, 1))
+        of_w = plain_rows(of_w.reshape(1, -1).expand(1, n))
     added = None if bias is None else bias.reshape(-1).to(dtype)
     torch.ops.gemmtuned.int8_scaled_mm(y, x, w.t(), of_x, of_w, added)
     return y

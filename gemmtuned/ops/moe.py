@@ -30,7 +30,7 @@ from gemmtuned.kernels.compiling import asked_once, is_exporting
 from gemmtuned.kernels.cuda.moe_compile import most_tokens
 from gemmtuned.kernels.cuda.moe_decode import MAX_PAIRS
 from gemmtuned.kernels.device import cuda_device
-from gemmtuned.kernels.mixture import How, Operands, grouped_runs, run, without_others
+from gemmtuned.kernels.mixture import How, Operands, grouped_runs, of_no_tokens, run, without_others
 from gemmtuned.ops.blame import FAILURES, is_to_blame
 from gemmtuned.ops.moe_arguments import check_others, how_of, operands_of
 from gemmtuned.ops.moe_table import MISS, Serving, give_up, serving
@@ -96,7 +96,7 @@ def fused_moe(
     float4) with half as many columns, the lower half of a byte first.
     topk_weight: [T, topk], used in fp32.  topk_ids: [T, topk], int32 or int64; -1, or any number that is no expert,
     adds nothing, and no weight is read for it.  A shared expert is one more id in each row.
-    expert_mask: one number for each expert of all ranks, 1 where it lies here; topk_ids then count all of them.
+    expert_mask: for each expert of all ranks, which topk_ids count, 1 if it lies here, or its number here, else -1.
     activation: Silu, Gelu (exact), Swiglu (gpt-oss's, clamped to 7).  interleaved: rows of gate and up take turns, as
     in gpt-oss's checkpoints.  doweight_stage1: topk_weight multiplies the first product instead of the second.
     quant_type and w1_scale, w2_scale, which multiply: per_Tensor [E], per_Token [E, rows], per_1x128 and per_128x128
@@ -192,7 +192,7 @@ def fused_moe_or(
 def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> Tensor:
     check_others(mask, tokens, o)
     if not len(o.x):
-        return torch.empty_like(o.x)
+        return of_no_tokens(o, how)
     o = without_others(o, mask, tokens)
     hook: Any = activate.current()
     problem = problem_of(o, how) if hook is not None else None

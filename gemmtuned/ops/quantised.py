@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import FLOATS, FP8
-from gemmtuned.kernels.mixture import dequantised
+from gemmtuned.kernels.integers import plain_rows
+from gemmtuned.kernels.mixture import as_they_are, dequantised
 from gemmtuned.kernels.scaled_by_torch import BLOCK, block_product_of_values, scaled_mm, torch_takes
 from gemmtuned.ops.blocks import block_linear
 from gemmtuned.ops.int8 import int8_linear
@@ -61,7 +62,7 @@ def gemm_a8w8(
         return _by_values(XQ, WQ, of_x.reshape(-1, 1), of_w.reshape(-1, 1), bias, dtype)
     if kind == "row":
         of_x, of_w = of_x.reshape(-1, 1).expand(XQ.shape[0], 1), of_w.reshape(1, -1).expand(1, WQ.shape[0])
-        of_x, of_w = of_x.contiguous(), of_w.contiguous()
+        of_x, of_w = plain_rows(of_x), plain_rows(of_w)
     else:
         of_x, of_w = of_x.reshape(()), of_w.reshape(())
     return scaled_mm(XQ, WQ, of_x, of_w, bias, dtype)
@@ -255,12 +256,9 @@ def batched_gemm_a8w8(
     of_w = scales_of(f"{op}: w_scale", w_scale, WQ, (b, 1, n))
     if not b:
         return XQ.new_empty(0, m, n, dtype=dtype)
-    return torch.stack(
-        [
-            gemm_a8w8(XQ[i], WQ[i], of_x[i], of_w[i], None if added is None else added[i, 0], dtype)
-            for i in range(b)
-        ]
-    )  # fmt: skip
+    found = [gemm_a8w8(XQ[i], WQ[i], of_x[i], of_w[i], None if added is None else added[i, 0], dtype) for i in range(b)]
+    with as_they_are(found[0]):
+        return torch.stack(found)
 
 
 def _by_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

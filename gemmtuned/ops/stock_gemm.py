@@ -57,7 +57,8 @@ def _scaled(
     y = None
     if not wants_derivatives(a, b, bias):
         with suppress(RuntimeError):  # no fp8 arithmetic, or sizes it does not take: AITER's own way out
-            y = torch._scaled_mm(x2, w.t(), scale_a=a, scale_b=b, bias=bias, out_dtype=out)
+            added = None if bias is None else bias.contiguous()  # on CPUs torch takes any for such
+            y = torch._scaled_mm(x2, w.t(), scale_a=a, scale_b=b, bias=added, out_dtype=out)
     if y is None:
         y = F.linear(x2.float(), w.float()) * a * b
         y = y if bias is None else y + bias

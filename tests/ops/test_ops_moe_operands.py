@@ -158,3 +158,45 @@ def test_under_autocast_each_form_gives_the_type_of_its_operands(form: Any) -> N
         found, alone = form(o, mixture.How()), mixture._expert(o, mixture.How(), 0, x, weights[:, 0])
     assert found.dtype == alone.dtype == torch.float32
     assert torch.allclose(found, form(o, mixture.How()), atol=0.1) and not math.isnan(found.sum())
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_autocast_of_another_type_than_the_operands_changes_nothing_but_rounding(
+    dtype: torch.dtype, autocast: torch.dtype
+) -> None:
+    given = {name: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
+             for name, t in operands().items()}  # fmt: skip
+    o = mixture.Operands(x=given["hidden_states"], w1=given["w1"], w2=given["w2"],
+                         weights=given["topk_weight"].float(), ids=given["topk_ids"])  # fmt: skip
+    right = mixture.by_expert(o, mixture.How())
+    with torch.autocast("cpu", autocast):
+        found = [fused_moe(**given), *(form(o, mixture.How()) for form in (mixture.every_pair, mixture.every_expert))]
+    for y in found:
+        assert y.dtype == dtype and torch.allclose(y.float(), right.float(), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)
+def test_a_map_of_experts_is_taken_for_what_it_says(kind: torch.dtype) -> None:
+    """vLLM's expert_map: the local number of each global expert, in any order, and -1 for those of other ranks."""
+    given = operands()
+    of_ranks = torch.tensor([-1, 3, 0, -1, 5, 1, -1, 2, 4], dtype=kind)
+    ids = torch.tensor([[1, 2], [0, 4], [8, 5], [-1, 7], [9, 3]], dtype=torch.int32)
+    local = torch.tensor([[3, 0], [-1, 5], [4, 1], [-1, 2], [-1, -1]])
+    y = fused_moe(**given | {"topk_ids": ids}, expert_mask=of_ranks)
+    assert torch.equal(y, fused_moe(**given | {"topk_ids": local}))
+    first = torch.tensor([*range(E), -1, -1, -1], dtype=kind)
+    assert torch.equal(fused_moe(**given, expert_mask=first), fused_moe(**given))
+
+
+@pytest.mark.parametrize("quant", ["No", "per_Token"])
+@pytest.mark.parametrize("tokens", [0, T])
+def test_a_rank_whose_experts_nobody_visits_has_derivatives_of_zero(quant: str, tokens: int) -> None:
+    given = operands(quant)
+    names = ("hidden_states", "topk_weight", "w1", "w2") if quant == "No" else ("hidden_states", "w1_scale", "w2_scale")
+    cut = {name: given[name][:tokens] for name in ("hidden_states", "topk_weight")}
+    given |= cut | {"topk_ids": torch.full((tokens, TOPK), -1)}
+    leaves = {name: given[name].clone().requires_grad_() for name in names}
+    y = fused_moe(**given | leaves)
+    y.sum().backward()
+    assert y.shape == (tokens, D) and not any(leaf.grad.any() for leaf in leaves.values())  # type: ignore[union-attr]

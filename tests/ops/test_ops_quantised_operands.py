@@ -198,3 +198,36 @@ def test_scales_are_mapped_and_differentiated_forward(x: Tensor) -> None:
     with torch.autograd.forward_ad.dual_level():
         dual = call(torch.autograd.forward_ad.make_dual(many[0], way))
         assert torch.allclose(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "rows", "int8", "a16w16"])
+def test_a_bias_and_scales_may_lie_anyhow(kind: str) -> None:
+    """On CPUs torch's scaled product reads a bias as if it lay without gaps, and refuses a column by its strides."""
+    x, w = (X8, W8) if kind == "int8" else (X, W)
+    bias, of_x = normal(32).bfloat16(), torch.rand(4, 1, generator=RANDOM)
+    gaps, column = torch.full((32, 3), 7.0).bfloat16(), torch.empty_strided((4, 1), (1, 4))
+    gaps[:, 1], column[:] = bias, of_x
+    if kind in ("fp8", "a16w16"):
+        of_x, column = of_x[:1], of_x[:1, 0]
+
+    def call(of_x: Tensor, bias: Tensor) -> Tensor:
+        if kind == "a16w16":
+            return ops.gemm_a16w16(x, w, bias, torch.bfloat16, of_x, ONE)
+        return ops.gemm_a8w8(x, w, of_x, ONE, bias, torch.bfloat16)
+
+    right = (x.double() * of_x.double()) @ w.double().t() + bias.double()
+    y = call(of_x, bias)
+    assert torch.allclose(y.double(), right, rtol=2e-2, atol=0.3)
+    assert torch.equal(call(column, gaps[:, 1]), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
+def test_batches_of_8_bits_under_autocast_of_another_type(dtype: torch.dtype, autocast: torch.dtype) -> None:
+    of_x, of_w = torch.full((3, 4, 1), 0.01), torch.ones(3, 1, 32)
+    x, w = X8.expand(3, 4, 256), W8.expand(3, 32, 256)
+    right = ops.batched_gemm_a8w8(x, w, of_x, of_w, dtype=dtype)
+    compiled = torch.compile(ops.batched_gemm_a8w8, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", autocast):
+        found = ops.batched_gemm_a8w8(x, w, of_x, of_w, dtype=dtype), compiled(x, w, of_x, of_w, dtype=dtype)
+    assert all(torch.equal(y, right) and y.dtype == dtype for y in found)
