@@ -1,9 +1,9 @@
-"""The connection to the database: what a caller does with it, guarded in one place.
+"""The connection to the database: the one place that guards all reads and writes.
 
-What is guarded against here, each seen happen: a connection used across fork, a database deleted or replaced under
+It guards against faults that have all been seen: a connection used across a fork, a database deleted or replaced under
 its writers (SQLite goes on writing into the unlinked file), a corrupt file, a full disk, a write that overlaps a
-checkpoint, a deferred transaction that fails at once instead of waiting.  Callers hand in a function and get its
-result: `write` runs it as one BEGIN IMMEDIATE transaction under the lock file, `read` as one snapshot.
+checkpoint, a deferred transaction that fails at once instead of waiting.  Callers pass a function and get its result:
+`write` runs it as one BEGIN IMMEDIATE transaction under the lock file, `read` as one snapshot.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORK_WAIT_S: Final = 0.05  # for each of two locks; a fork may ask twice
 
 
 class Connection:
-    """The one writer's connection of a Store. Threads share it; forked children get their own."""
+    """A Store's connection. Threads share it; forked children have their own."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Connection:
 
     @property
     def opened(self) -> int:
-        """Rises with every open: what was remembered of the file before is void."""
+        """A number that rises with every open, which voids what was remembered of the file before."""
         return self._handle.opened
 
     @property
@@ -79,8 +79,8 @@ class Connection:
     def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
         """Run work as one transaction. durable: the commit survives a power cut, not only a kill.
 
-        A corrupt file is set aside and the work done on the new one.  Raises StoreBusy, StoreError; then nothing of
-        work was kept.
+        A corrupt file is set aside and the work is done on the new one.  Raises StoreBusy or StoreError; then nothing
+        that work did was kept.
         """
         return self._guarded(lambda: self._write(work, durable))
 
@@ -99,7 +99,7 @@ class Connection:
         return self._guarded(once)
 
     def vacuum(self) -> None:
-        """Write the file anew without what is free in it. Programs that count meanwhile try again a second later."""
+        """Rewrite the file without its free pages. Programs that flush meanwhile try again a second later."""
 
         def once() -> None:
             conn = self._handle.ready()
@@ -114,7 +114,7 @@ class Connection:
         self._guarded(once)
 
     def checkpoint(self) -> None:
-        """Bring the write-ahead log into the database and cut it to nothing, unless a reader holds it."""
+        """Move the write-ahead log into the database and truncate it, unless a reader holds it."""
 
         def once() -> None:
             conn = self._handle.ready()
@@ -125,7 +125,7 @@ class Connection:
         self._guarded(once)
 
     def file(self) -> tuple[int, int]:
-        """(st_dev, st_ino) of the open file: within `write` or `read`, for it is closed between them at times."""
+        """(st_dev, st_ino) of the open file. Ask within `write` or `read`: between them it may be closed."""
         return self._handle.file or (0, 0)
 
     def lies_at(self) -> tuple[int, int] | None:
@@ -144,16 +144,16 @@ class Connection:
             self.lock.close()
 
     def put_down(self) -> None:
-        """As close, for what must not stay open: raises StoreBusy, and does nothing, where the lock cannot be had."""
+        """As `close`, but when the lock cannot be had it does nothing and raises StoreBusy."""
         _mind_forks()
         with self._thread, under_lock(self._handle):
             self._handle.drop(locked=True)
 
     def mend(self, reason: str, of: tuple[int, int] | None = None) -> None:
-        """Build the file anew from what can be read, put that in its place, and say so when it begins and ends.
+        """Rebuild the file from what can be read, and report the begin and the end.
 
-        of: the file that was found damaged, as `lies_at` named it.  Does nothing when another lies there by now: this
-        process or another one was faster.  Raises StoreError, also for a file that was never a database.
+        of: the file that was found damaged, as `lies_at` named it.  If another file lies there by now, somebody was
+        faster and nothing is done.  Raises StoreError, also for a file that was never a database.
         """
         _mind_forks()
         with self._thread:
@@ -164,9 +164,9 @@ class Connection:
                 raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
 
     def let_lie(self) -> None:
-        """Between two uses in a program that is not ours: hold no descriptor, mapping or lock.
+        """Close between two uses in a user's program, so that it holds no descriptor, mapping or lock.
 
-        While others write for longer than FORK_WAIT_S the handle stays, for this time.
+        If others write for longer than FORK_WAIT_S, the handle stays open this time.
         """
         self.let_go()
         with self._thread:
@@ -176,9 +176,9 @@ class Connection:
     def let_go(self) -> None:
         """Before a fork: close, so that the child inherits nothing of SQLite's. The next use opens again.
 
-        Where other threads are at work for longer than FORK_WAIT_S the handle stays, and the child does without the
-        database.  Other processes are not waited for longer either: whoever has the lock has the database open, so
-        that this is not the last connection to close, which alone writes to the file.
+        If other threads use the handle for longer than FORK_WAIT_S, it stays open and the child does without the
+        database.  We wait no longer for other processes, either: one that holds the lock has the database open, so ours
+        is not the last connection to close, and only the last one writes to the file.
         """
         _mind_forks()
         if not self._thread.acquire(timeout=FORK_WAIT_S):
@@ -203,14 +203,14 @@ class Connection:
     def after_fork(self) -> None:
         """In a forked child: leak the parent's handle, which must not even be closed here, and stay away from the file.
 
-        SQLite in the child takes itself for the holder of the locks that it had in the parent, and takes none of its
-        own: the last of the others to close would then take the log away under it.
+        SQLite in the child believes that it holds the parent's locks, and takes none of its own: the last other process
+        to close would then delete the log while the child uses it.
         """
         self._thread = allocate_rlock()
         self._handle.leak()
         self.lock.after_fork()
 
-    # --- below: self._thread is held ---
+    # --- the methods below are called with self._thread held ---
 
     def _guarded(self, once: Callable[[], T]) -> T:
         _mind_forks()
@@ -226,19 +226,19 @@ class Connection:
                         self.mend(str(err))
                         continue
                     if what in ("corrupt", "full", "io", "readonly", "cantopen"):
-                        self._handle.drop()  # open again next time: what is wrong may be mended by then
+                        self._handle.drop()  # the next use opens again: the fault may be mended by then
                     raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
                 except OSError as err:
                     raise faults.store_error(err, self.path) from err
                 except (OverflowError, UnicodeEncodeError) as err:
                     raise StoreError(f"{self.path}: a value that SQLite cannot hold ({err})") from err
-                except MemoryError as err:  # what Python makes of SQLITE_NOMEM
+                except MemoryError as err:  # Python's exception for SQLITE_NOMEM
                     self._handle.drop()
                     raise StoreError(f"{self.path}: out of memory. Try again when some is free") from err
             raise AssertionError("unreachable")
 
     def _damaged(self) -> bool:
-        """Look at the whole file, once for each time it was opened: the error may as well be the caller's."""
+        """Check the whole file, once per open, since the error may be the caller's as well."""
         from gemmtuned.db import upkeep  # rarely needed, and programs import this module
 
         if self._handle.conn is None or self._examined == self.opened:
@@ -247,13 +247,13 @@ class Connection:
         try:
             return bool(upkeep.findings(self._handle.conn))
         except (sqlite3.Error, UnicodeDecodeError) as err:
-            return faults.kind(err) == "corrupt"  # a disk that does not answer now says nothing about the file
+            return faults.kind(err) == "corrupt"  # an error of the disk says nothing about the file
 
     def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool) -> T:
         self._handle.ready()
         with under_lock(self._handle):
             failpoints.point("store.begin")
-            conn = self._handle.ready_to_write()  # again: it may have been set aside while we waited
+            conn = self._handle.ready_to_write()  # again, since the file may have been set aside while we waited
             if durable:
                 conn.execute("PRAGMA synchronous = FULL")
             conn.execute("BEGIN IMMEDIATE")
@@ -273,7 +273,7 @@ class Connection:
             return result
 
     def _after_commit(self, conn: sqlite3.Connection, durable: bool) -> None:
-        """What follows a commit. An error here must not reach the caller, who would do the same work a second time."""
+        """Housekeeping after a commit. Its errors must not reach the caller, who would do the work a second time."""
         try:
             failpoints.point("store.committed")
             if durable:
@@ -286,14 +286,14 @@ class Connection:
 
 
 def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:
-    """A newer version may have brought the file up to its own schema while we had it open."""
+    """Raise StoreError if a newer version has migrated the file while we had it open."""
     (version,) = conn.execute("PRAGMA user_version").fetchone()
     if version > migrations.SCHEMA:
         raise StoreError(migrations.too_new(path, version))
 
 
 def _locks_of(path: Path, locks: Path) -> Path:
-    """Where the lock of the database at path lies: one for all homes that use it, by a link or by GEMMTUNED_DB."""
+    """Where the lock of the database at path lies: the same for all homes that use it, by a link or GEMMTUNED_DB."""
     folder, beside = path.parent, path.parent / "locks"
     if Path(os.path.realpath(locks)) in (folder, beside):  # Path.resolve raises where links lead in a circle
         return locks
@@ -301,7 +301,7 @@ def _locks_of(path: Path, locks: Path) -> Path:
 
 
 def at_end(one: Connection) -> None:
-    """The program ends: what it counted last may lengthen a log that nobody can cut."""
+    """The program ends: allow its last counts a longer log than usual."""
     one._handle.most_log_bytes, one._handle.is_last = LAST_LOG_BYTES, True
 
 
@@ -316,7 +316,7 @@ def let_go() -> None:
 
 
 def _mind_forks() -> None:
-    """Every use begins with this: some forks run no Python hooks, and some hooks use a database before ours has run."""
+    """Notice a fork; every use calls this first, since some forks run no Python hooks, or run ours too late."""
     global _process
     if _process != os.getpid():
         _process = os.getpid()

@@ -1,7 +1,7 @@
-"""The SQLite handle of a database: opened, opened anew where another file lies there by now, given up, mended.
+"""The SQLite handle of a database: it opens, opens anew when the file was replaced, closes, checkpoints and mends.
 
-One file has one handle in a process.  `Connection` (connect.py) decides when each of this is done, and holds its
-thread's lock meanwhile; what closes or checkpoints holds the lock file, too.
+A process has one handle per file.  `Connection` (connect.py) decides when each of these is done and holds the lock of
+its threads meanwhile; whatever closes or checkpoints also holds the lock file.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 Beat = Callable[[], None]
 log = logging.getLogger(__name__)
-MAX_WAL_BYTES: Final = 4 << 20  # above this a writer checkpoints, for some 15 ms; else only the daemon does
-LONG_LOG_BYTES: Final = 64 << 20  # no program adds to a longer one: a reader keeps it from being cut
-LAST_LOG_BYTES: Final = 256 << 20  # ... but what it counted last, at its end; that to any, where the disk has this
+MAX_WAL_BYTES: Final = 4 << 20  # of a longer log (WAL) any writer makes a checkpoint, about 15 ms; else the daemon does
+LONG_LOG_BYTES: Final = 64 << 20  # programs add nothing to a longer log, which some reader keeps from being cut
+LAST_LOG_BYTES: Final = 256 << 20  # the same limit for a program's last counts; none where the disk has LAST_ROOM_BYTES
 _OTHERS_CLOSE_S: Final = 0.02
 LAST_ROOM_BYTES: Final = 1 << 30  # room and more: what is not written then is lost
 _READER: Final = (
@@ -42,10 +42,10 @@ _untouchable: dict[Path, str] = {}  # databases that this process must not use a
 
 
 class Handle:
-    """create: make a missing file. upgrade: bring an older schema up to date. beat: called while a file is mended.
+    """The handle. create: make a missing file. upgrade: migrate an older schema. beat: called while a file is mended.
 
-    named: with the links on the way; path: behind them.  conn: None while it is closed.  file: (st_dev, st_ino) of what
-    it writes to, or could not be opened.  opened: rises with every open, when what was remembered of the file is void.
+    named: the path as given; path: with links resolved.  conn: None while closed.  file: (st_dev, st_ino) of the file
+    that it writes to, or that could not be opened.  opened: rises with every open, which voids what was remembered.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Handle:
         self.file: tuple[int, int] | None = None
         self.opened = 0
         self.most_log_bytes = LONG_LOG_BYTES
-        self.is_last = False  # what is written now is the last of this program
+        self.is_last = False  # the program ends, and writes for the last time
         self._log_told = False
         self.log = stale_log.Log()
         self._create, self._upgrade, self._beat = create, upgrade, beat
         self._descriptors: Descriptors | None = None  # of conn, in a program that is not ours
-        self._handles = 0  # of SQLite, open or half open: conn, and those that could not be closed
+        self._handles = 0  # how many SQLite handles are open: conn, and those that could not be closed
 
     def acquire(self) -> None:
         """Take the lock file. Raises StoreBusy when others held it for all of timeout_s."""
@@ -71,14 +71,14 @@ class Handle:
             raise faults.busy(self.path, self.timeout_s)
 
     def ready(self, *, locked: bool = False) -> sqlite3.Connection:
-        """The connection to the file that now lies at path, opened or opened again."""
+        """A connection to the file that lies at path now, opened again if that is another one."""
         self.refuse_untouchable()
         found = identity(self.named)
         if self.conn is not None and found == self.file:
             self.log.note(self.path, found)
             return self.conn
         self.drop(locked=locked)
-        self.path = self.named.resolve()  # a link on the way may point elsewhere by now
+        self.path = self.named.resolve()  # a link may point elsewhere by now
         if salvage_is_finished(self.path):
             self._finish_salvage(locked=locked)
             found = identity(self.path)
@@ -119,7 +119,7 @@ class Handle:
     def _set_up(self, conn: sqlite3.Connection, *, locked: bool) -> None:
         """Make the schema of a new file, or bring an older one up to date."""
         if self._upgrade and migrations.identity(conn)[1] and migrations.pending(conn, self.path):
-            migrations.load()  # takes longer than most upgrades: others are not to wait for it
+            migrations.load()  # before the lock: it takes longer than most upgrades
         if locked:
             _keeps_log(conn, self.timeout_s, wait=True)
         else:
@@ -135,32 +135,32 @@ class Handle:
                 self.lock.release()
 
     def _migrate(self, conn: sqlite3.Connection) -> None:
-        """Apply the pending steps of the schema, under the lock; of an older file, say so: programs wait meanwhile."""
+        """Apply the pending steps of the schema, under the lock; an upgrade is reported, since programs wait for it."""
         _, had = migrations.identity(conn)
         began_s = clock.monotonic()
         if had and self._upgrade:
             mb = os.stat(self.path).st_size / 1e6  # noqa: PTH116
             tell(log, logging.INFO, "upgrading path=%s schema=%d to=%d mb=%.0f", self.path, had, migrations.SCHEMA, mb)
         migrations.apply(conn, self.path, upgrade=self._upgrade, check=self.refuse_untouchable)
-        self.checkpoint_if_large(conn)  # of an upgrade: now, and not after somebody's next write
+        self.checkpoint_if_large(conn)  # an upgrade's log, now and not after somebody's next write
         if had:
             tell(log, logging.INFO, "upgraded path=%s seconds=%.1f", self.path, clock.monotonic() - began_s)
 
     def commit(self, conn: sqlite3.Connection) -> None:
-        """End a transaction, if what it is written into is still ours."""
+        """Commit a transaction, if its file is still the one at our path."""
         self.refuse_untouchable()
         conn.execute("COMMIT")
         self.log.note(self.path, self.file)  # it may have been empty before
 
     def refuse_untouchable(self) -> None:
-        """Raise StoreError for a database that this process must not use: a write, or its close, could harm others."""
+        """Raise StoreError for a database whose use by this process, even a close, could harm others."""
         if self.path in _untouchable or self.is_cut_off():
             raise StoreError(f"{self.path}: {_untouchable[self.path]}")
 
     def is_cut_off(self) -> bool:
-        """Whether the program has closed what SQLite has open here: then the handle is leaked, and is the last one.
+        """Whether the program has closed SQLite's descriptors; then the handle is leaked and no other is opened.
 
-        Another one would share the memory and the locks that SQLite takes for its own.
+        SQLite would share memory and locks between the two handles, and would not know that the descriptors are gone.
         """
         conn = self.conn
         if conn is None or self._descriptors is None or self._descriptors.are_there():
@@ -171,7 +171,7 @@ class Handle:
         return True
 
     def drop(self, *, locked: bool = False) -> None:
-        """Close it under the lock, which `locked` says is held; never closed when the lock cannot be had."""
+        """Close the handle under the lock file, or leak it if the lock cannot be had. locked: the caller holds it."""
         if self.is_cut_off():
             return
         conn, self.conn = self.conn, None
@@ -185,7 +185,7 @@ class Handle:
             held = self.lock.acquire(self.timeout_s)
         except OSError:
             held = False
-        if not held:  # closing without the lock could checkpoint into somebody's write: never close it
+        if not held:  # a close without the lock could checkpoint into somebody's write
             _leak(conn)
             return
         try:
@@ -201,7 +201,7 @@ class Handle:
         self._handles -= 1
 
     def leak(self) -> None:
-        """In a forked child: keep the parent's handle for ever, which must not even be closed here."""
+        """In a forked child: keep the parent's handle for ever, because it must not even be closed here."""
         conn, self.conn = self.conn, None
         if conn is not None:
             _leak(conn)
@@ -212,11 +212,11 @@ class Handle:
             )
 
     def checkpoint_if_large(self, conn: sqlite3.Connection) -> None:
-        """Under the lock: bring the log into the database when it has grown beyond MAX_WAL_BYTES."""
+        """Under the lock: checkpoint when the log is longer than MAX_WAL_BYTES."""
         size = self._log_bytes()
         if size <= MAX_WAL_BYTES:
             return
-        conn.execute("PRAGMA busy_timeout = 0")  # a reader in the way is not waited for
+        conn.execute("PRAGMA busy_timeout = 0")  # do not wait for a reader
         try:
             ((kept, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             if (
@@ -230,9 +230,9 @@ class Handle:
             conn.execute(f"PRAGMA busy_timeout = {int(self.timeout_s * 1000)}")
 
     def ready_to_write(self) -> sqlite3.Connection:
-        """As `ready`, under the lock. In a program not ours a reader may keep the log from being cut: StoreBusy.
+        """As `ready`, under the lock. In a user's program it raises StoreBusy when a reader has made the log too long.
 
-        A snapshot that somebody holds open for hours must not fill the disk: counts stay in memory meanwhile.
+        A snapshot that somebody holds open for hours must not fill the disk; counts stay in memory meanwhile.
         """
         conn = self.ready(locked=True)
         if self._upgrade or self._log_bytes() <= self.most_log_bytes:
@@ -249,11 +249,11 @@ class Handle:
             return 0
 
     def rebuild(self, reason: str, of: tuple[int, int] | None) -> None:
-        """Salvage what can be read into a new file, put it in the place of the damaged one, and open that."""
-        from gemmtuned.db import mend  # rarely needed, and programs import this module
+        """Salvage what can be read into a new file, put it in place of the damaged one, and open it."""
+        from gemmtuned.db import mend  # late: rarely needed, and users' programs import this module
 
-        self.refuse_untouchable()  # it was the program's file that was read
-        # Of what we have open: another process may have mended what lies there by now
+        self.refuse_untouchable()  # a descriptor of the program's may have been read
+        # of the file that we have open: another process may have mended the one at the path
         damaged = of or self.file or identity(self.path)
         self.drop()
         with under_lock(self):
@@ -269,7 +269,7 @@ class Handle:
             self.ready(locked=True)
 
     def _finish_salvage(self, *, locked: bool) -> None:
-        """End what a killed process had begun."""
+        """Finish a salvage that a killed process had begun."""
         from gemmtuned.db import mend
 
         with under_lock(self, held=locked):
@@ -287,7 +287,7 @@ class Handle:
 
 @contextlib.contextmanager
 def under_lock(handle: Handle, *, held: bool = False) -> Iterator[None]:
-    """Inside, the lock file is ours. held: it is already, and stays so. Raises as `acquire` does."""
+    """Hold the lock file inside. held: the caller holds it already and keeps it. Raises as `acquire` does."""
     if held:
         yield
         return
@@ -299,9 +299,9 @@ def under_lock(handle: Handle, *, held: bool = False) -> Iterator[None]:
 
 
 def _make(handle: Handle, *, locked: bool) -> None:
-    """An empty file. Where one was removed, it does not get that one's log, nor the memory that its users share.
+    """Make an empty file, which gets neither the log nor the shared memory of one that was removed.
 
-    To take the memory for a log of its own, SQLite would cut it short under a user that has it mapped: SIGBUS.
+    SQLite would truncate that memory for a log of its own, and programs that have it mapped would die of SIGBUS.
     """
     if not stale_log.lies_at(handle.path):
         make(handle.path)
@@ -313,7 +313,7 @@ def _make(handle: Handle, *, locked: bool) -> None:
 
 
 def _put_log_away(handle: Handle, found: tuple[int, int], *, locked: bool) -> None:
-    """Another database was put in the place of the one before, whose log it must not get."""
+    """If another database was put in place of the former one, move that one's log away."""
     with under_lock(handle, held=locked):
         if handle.log.is_of_another(handle.path, found):  # else another process was faster
             aside = stale_log.put_away(handle.path)
@@ -321,7 +321,7 @@ def _put_log_away(handle: Handle, found: tuple[int, int], *, locked: bool) -> No
 
 
 def _acquire_with_log(handle: Handle, conn: sqlite3.Connection, descriptors: Descriptors | None) -> None:
-    """Take the lock once there is a log. Those who have the file open are waited for without it: they close it so."""
+    """Take the lock with a log beside the file. It waits without the lock, which others need to close the file."""
     until_s = clock.monotonic() + handle.timeout_s
     handle.acquire()
     try:
@@ -333,14 +333,14 @@ def _acquire_with_log(handle: Handle, conn: sqlite3.Connection, descriptors: Des
             handle.acquire()
             handle.refuse_untouchable()
     except StoreBusy:
-        raise  # it is not held
+        raise  # the lock is not held
     except BaseException:
         handle.lock.release()
         raise
 
 
 def _keeps_log(conn: sqlite3.Connection, timeout_s: float, *, wait: bool) -> bool:
-    """Have a log beside the file. False where another has the file open; with `wait` SQLite waits, and raises then."""
+    """Switch the file to a log (WAL). False if others have it open; with `wait` SQLite waits for them, then raises."""
     if journal_mode(conn) == "wal":
         return True
     try:
@@ -364,5 +364,5 @@ def _has_room(folder: Path) -> bool:
 
 
 def _leak(conn: sqlite3.Connection) -> None:
-    """Never freed, so never closed."""
+    """Keep a reference for ever, so that the connection is never freed and never closed."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(conn))

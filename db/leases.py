@@ -1,7 +1,7 @@
 """Who tunes what: units of tuning are leased, renewed, given back or failed.
 
-A lease lapses by itself, so a daemon that dies holds nothing for ever.  `attempts` rises at every lease and fences:
-a holder whose lease lapsed and was taken by another finds its number out of date and stops.
+A lease lapses by itself, so a daemon that dies holds nothing for ever.  `attempts` rises at every lease, and a holder
+whose lease lapsed and went to another sees by that number that it has to stop.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS: Final = 3
 BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
-LOOK_AT: Final = 32  # units that are ranked, and tried one after another until one can be held
-TRIES: Final = 2  # when all of them went to others meanwhile
+LOOK_AT: Final = 32  # units that are ranked, and tried in order until one can be leased
+TRIES: Final = 2  # rankings, if others have leased all of the first meanwhile
 DAY_US: Final = 86_400_000_000
-CLOCK_SLACK_US: Final = 60_000_000  # a lease taken further in the future than this: the clock went back, it is void
+CLOCK_SLACK_US: Final = 60_000_000  # a lease from further in the future is void: the clock was set back
 
-STALE_US: Final = 7 * DAY_US  # not called for so long: waits for nobody, unless somebody asked for it
+STALE_US: Final = 7 * DAY_US  # a problem not called for so long is not waited for, unless somebody asked
 
-# The units of one environment that want tuning and are free, worth most first; the view `untuned` says it for people.
-# What is held, waits or has failed is looked up for as many more as there can be of it, and not for all.
+# The free units of one environment without a verdict, worth most first; the view `untuned` shows them to people.
+# To leave out units that are held, waiting or failed, it reads only as many rows more as there are such units.
 _RANKED: Final = f"""
 WITH bucket AS MATERIALIZED (
     SELECT p.rest, p.m_fine, min(p.id) AS first_id FROM demand d JOIN problem p ON p.id = d.problem_id
@@ -140,9 +140,8 @@ UPDATE demand SET asked_us = NULL WHERE asked_us >= ?
 class Work:
     """A unit of tuning, held by owner until its lease lapses.
 
-    problem: what the verdict is filed under; for covers `fine` its m is the padded M, and members are the smallest, the
-    most called and the largest exact size seen or asked for in the bucket.  worth: microseconds we expect to save a
-    day.
+    problem: the key of the verdict; for covers `fine` its m is the padded M, and members are the smallest, the most
+    called and the largest exact size seen or asked for in the bucket.  worth: expected saving in microseconds per day.
     """
 
     problem: Problem
@@ -158,7 +157,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Remaining:
-    """Units of an environment without a verdict: free now, held, waiting after a failure, failed for good."""
+    """Numbers of an environment's units without a verdict: free, held, waiting after a failure, failed for good."""
 
     queued: int
     leased: int
@@ -181,11 +180,11 @@ class Leases(Part):
         after: str = "",
         gate: Gate | None = None,
     ) -> Work | None:
-        """Hold for owner the free unit worth most among what was seen under an equal environment, or return None.
+        """Lease to owner the free unit worth most that was seen in this environment; None if there is none.
 
-        `problems` restricts it to units that hold one of these, which count as seen from now on.  Renew before hold_s
-        runs out.  again: what has a verdict already, too.  after: a family that had its share, all others come first.
-        gate: what a fleet leaves to us; who asks for problems by name is not bound by it.
+        problems: only units that hold one of these, which count as seen from now on.  hold_s: the lease lapses after
+        this time unless renewed.  again: also units that have a verdict.  after: a family that has had its share, so
+        that all others come first.  gate: the units that a fleet leaves to us; it does not apply to `problems`.
         """
         only, never = (None, None) if gate is None else (gate.only, gate.never)
         self._settle(environment, us(now_s))
@@ -198,7 +197,7 @@ class Leases(Part):
             "again": again, "after": after, "look_at": LOOK_AT,
         }  # fmt: skip
         for _ in range(TRIES):
-            # Ranked on a snapshot, outside the lock: programs must not wait for it. The claim checks what changed.
+            # Ranked on a snapshot, without the lock, for which programs would wait; `_claim` checks what has changed.
             ranked = self._db.read(lambda conn: rank(conn, environment, facts))
             if not ranked:
                 return None
@@ -208,7 +207,7 @@ class Leases(Part):
         return None
 
     def _settle(self, environment: Environment, now_us: int) -> None:
-        """Have reports go by what this worker has and can tune; after a change what failed gets another chance."""
+        """Store what this worker has and can tune, for reports; if that has changed, failed units are free again."""
 
         def as_said(conn: sqlite3.Connection) -> bool:
             found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
@@ -230,14 +229,14 @@ class Leases(Part):
             self._write(settle)
 
     def renew(self, work: Work, *, now_s: float, hold_s: float) -> bool:
-        """Hold it longer. False: it was lost to another, or is finished; stop working on it."""
+        """Renew the lease. False: it went to another, or the unit is finished, so stop working on it."""
         values = (us(now_s), us(now_s + hold_s))
         return self._touch(work, "UPDATE work SET leased_us = ?, lease_until_us = ?", values)
 
     def release(self, work: Work, *, now_s: float, counted: bool = True, put_off: str = "") -> None:
-        """Give it back. counted=False: the attempt does not count, for it was not the problem's fault.
+        """Give the lease back. counted=False: the attempt does not count, because it was not the problem's fault.
 
-        put_off: for people, why its times could not be taken; what there is stays without.
+        put_off: why no times could be taken, for people to read; "" keeps the reason that is there.
         """
         back = "UPDATE work SET owner = NULL, lease_until_us = ?, attempts = attempts - ?"
         values: tuple[Any, ...] = (us(now_s), 0 if counted else 1)
@@ -246,7 +245,7 @@ class Leases(Part):
         self._touch(work, back, values)
 
     def fail(self, work: Work, reason: str, *, now_s: float) -> float | None:
-        """This attempt failed: wait that many seconds, and after the third fail it for good in this environment."""
+        """The attempt failed. Returns for how many seconds the unit waits; None: it has failed for good here."""
         state = "failed" if work.attempt >= MAX_ATTEMPTS else "open"
         wait_s = BACKOFF_S * 4**work.attempt
         retry_us = us(now_s + wait_s)
@@ -258,7 +257,7 @@ class Leases(Part):
         return None if state == "failed" else wait_s
 
     def remaining(self, environment: Environment, *, now_s: float) -> Remaining:
-        """What is left to do here; all but `failed` at 0 means that every captured problem has its verdict."""
+        """What is left to do here. If all but `failed` are 0, every captured problem has a verdict or has failed."""
         values = {"key": environment.key, "mode": "eager", "now": us(now_s), "stale": us(now_s) - STALE_US}
         return Remaining(**self._db.read(lambda conn: rows(conn, _REMAINING, values))[0])
 
@@ -277,7 +276,7 @@ class Leases(Part):
         return self._write(work)
 
     def unask(self, problems: Sequence[Problem], *, since_s: float) -> int:
-        """Forget that somebody asked for these since then and did not wait; what was called stays. How many went."""
+        """Forget requests for these since then that nobody waits for; called problems stay. Returns how many went."""
         values = us(since_s), json.dumps([str(p) for p in problems])
 
         def work(conn: sqlite3.Connection) -> int:
@@ -288,7 +287,7 @@ class Leases(Part):
         return self._write(work)
 
     def _claim(self, ranked: list[dict[str, Any]], environment: Environment, facts: dict[str, Any]) -> Work | None:
-        """The first of these that is still free and without a verdict; None when there is none left: rank again."""
+        """Lease the first of these that is still free and without a verdict; None: none is left, so rank again."""
 
         def work(conn: sqlite3.Connection) -> Work | None:
             for unit in ranked:
@@ -303,7 +302,7 @@ class Leases(Part):
                 if not claimed:
                     continue
                 attempt = int(claimed[0][0])
-                if attempt > MAX_ATTEMPTS:  # its holders all died without a word: it kills daemons
+                if attempt > MAX_ATTEMPTS:  # all its holders died without giving it back, so it kills daemons
                     conn.execute(
                         "UPDATE work SET state = 'failed', owner = NULL, attempts = ?, cause = 'lapsed', reason = ? "
                         "WHERE problem_id = ? "
@@ -326,7 +325,7 @@ class Leases(Part):
         return self._write(work)
 
     def _touch(self, work: Work, update: str, values: tuple[Any, ...]) -> bool:
-        """Change the row of this lease if it is still ours."""
+        """Update the row of this lease if we still hold it."""
 
         def change(conn: sqlite3.Connection) -> bool:
             mine = lease_key(conn, work)
@@ -336,7 +335,7 @@ class Leases(Part):
 
 
 def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environment) -> bool:
-    """Whether this worker has other stamps, or can tune something else, than the one that leased last."""
+    """Whether this worker's stamps, or what it can tune, differ from those of the last one that leased."""
     if current_stamps(conn, environment_id) != environment.stamps:
         return True
     found = conn.execute("SELECT operands FROM tunable WHERE environment_id = ?", (environment_id,)).fetchall()
@@ -344,20 +343,20 @@ def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environ
 
 
 def lease_key(conn: sqlite3.Connection, work: Work) -> tuple[Any, ...] | None:
-    """Values for the condition that a row of `work` is this lease."""
+    """SQL parameters that identify the row in `work` of this lease."""
     ids = known_ids(conn, work.problem, work.environment)
     return (ids["problem"], ids["environment"], work.covers, work.mode, work.owner, work.attempt) if ids else None
 
 
 def drop_lease(conn: sqlite3.Connection, work: Work) -> None:
-    """Within a transaction: the unit has its verdict, nobody holds it any more."""
+    """Within a transaction: end the lease of a unit that has its verdict."""
     mine = lease_key(conn, work)
     if mine is not None:
         conn.execute(f"DELETE FROM work WHERE {_MINE}", mine)  # noqa: S608
 
 
 def known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environment) -> dict[str, int] | None:
-    """The numbers of a problem and an environment, as columns name them; None where either has no row."""
+    """The row ids of a problem and an environment, by column name; None if either has no row."""
     found = conn.execute(
         "SELECT p.id, e.id FROM problem p, environment e WHERE p.rest = ? AND p.m = ? AND e.key = ?",
         (problem.rest, problem.m, environment.key),
@@ -366,7 +365,7 @@ def known_ids(conn: sqlite3.Connection, problem: Problem, environment: Environme
 
 
 def rank(conn: sqlite3.Connection, environment: Environment, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of what waits in this environment, worth most first. facts: what _RANKED asks for, the time among them."""
+    """The rows that wait in this environment, worth most first. facts: the parameters of _RANKED, with the time."""
     found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
     if found is None:
         return []
@@ -375,7 +374,7 @@ def rank(conn: sqlite3.Connection, environment: Environment, facts: dict[str, An
 
 
 def _valid(row: dict[str, Any]) -> bool:
-    """False for a problem this version has no words for: written by a stranger or a newer one, it must not stop us."""
+    """False for a problem that this version cannot read, written by a newer version or by hand; it must not stop us."""
     try:
         problem_of(row)
     except ProblemError:
@@ -384,7 +383,7 @@ def _valid(row: dict[str, Any]) -> bool:
 
 
 def bucket_members(conn: sqlite3.Connection, unit: dict[str, Any]) -> tuple[Problem, ...]:
-    """The smallest, the most called and the largest size seen or asked for in a bucket; () when nothing was."""
+    """The smallest, the most called and the largest size seen or asked for in a bucket; () without any."""
     found = rows(conn, _MEMBERS, (unit["environment"], unit["rest"], unit["unit_m"]))
     seen = [row for row in found if _valid(row)]
     if not seen:

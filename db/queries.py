@@ -1,7 +1,7 @@
-"""Questions about the database, each one function: opened read-only, answered as a list of rows, closed.
+"""Questions about the database, each one function: it opens the file read-only, returns a list of rows, and closes it.
 
-ask.py says how, and traffic.py has those about a window of time, look_up.py the one about a single product; callers
-find all of them here.  All raise StoreError when there is no database or it cannot be read.
+ask.py has the way to do that.  traffic.py has the questions about a window of time, look_up.py the one about a single
+product; callers import all of them from here.  All raise StoreError when there is no database or it cannot be read.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def untuned(path: Path, *, limit: int | None = None, device: str | None = None) 
 def solutions(
     path: Path, *, live: bool = True, limit: int | None = None, problems: Collection[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Verdicts, those that saved most first. live=False: also what was withdrawn or superseded.
+    """Verdicts, those that saved most first. live=False: also withdrawn and superseded ones.
 
-    problems: only what is filed under one of these, spelled as str() does.
+    problems: only verdicts filed under one of these, spelled as str() does.
     """
     states = ", ".join(f"'{s}'" for s in LIVE_STATES)
     only = f"state IN ({states})" if live else "true"
@@ -136,7 +136,7 @@ def saved_us(path: Path) -> float:
 
 
 def trials(path: Path, *, problem: Problem | None = None, limit: int | None = None) -> list[dict[str, Any]]:
-    """What was tried, newest first; of one problem or of all."""
+    """Trials, newest first; of one problem or of all."""
     sql = "SELECT * FROM trials WHERE (:problem IS NULL OR problem = :problem) ORDER BY started DESC LIMIT :limit"
     return ask(
         path, sql, {"problem": None if problem is None else str(problem), "limit": -1 if limit is None else limit}
@@ -150,7 +150,7 @@ def compiled(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
-    """Hooked processes, the ones heard of last first. Besides the view's states: gone, of which this host is sure."""
+    """Hooked processes, the ones heard of last first. Beside the view's states: `gone`, which only this host knows."""
     found = ask(path, "SELECT * FROM sessions ORDER BY last_seen DESC")
     here = (socket.gethostname(), pid_namespace())
     for row in found:
@@ -161,21 +161,21 @@ def sessions(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a process of this number runs here, or may."""
+    """Whether a process with this pid runs here, or may run."""
     try:
-        os.kill(pid, 0)  # asks, and sends nothing
+        os.kill(pid, 0)  # 0 sends nothing, it only checks
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
-    try:  # may be hidden from us
+    try:  # the process may be hidden from us
         return not life_of(pid)[0]
     except (OSError, IndexError):
         return True
 
 
 def count_runs(path: Path) -> int:
-    """Labels of workloads that the database knows."""
+    """How many labels of workloads the database has."""
     return int(next(iter(ask(path, "SELECT count(*) AS n FROM run")), {"n": 0})["n"])
 
 
@@ -185,13 +185,13 @@ def generation(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """How much of the file holds nothing; it is used again before the file grows."""
+    """Bytes of the file that are free; they are used again before the file grows."""
     sql = "SELECT freelist_count * page_size AS free FROM pragma_freelist_count, pragma_page_size"
     return sum(int(row["free"]) for row in ask(path, sql))
 
 
 def publications(path: Path, *, limit: int = 50) -> list[dict[str, Any]]:
-    """Generations, newest first: when, how many verdicts came and went, why."""
+    """Generations, newest first: when each was made, how many verdicts came and went, and why."""
     return ask(path, "SELECT * FROM publication ORDER BY generation DESC LIMIT ?", (limit,))
 
 
@@ -204,9 +204,9 @@ def asked_again(path: Path) -> int:
 def environments(path: Path) -> list[dict[str, Any]]:
     """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen.
 
-    untunable: problems without a verdict that the daemon's version cannot tune, not among the open ones.
-    stale: open problems that were not called for a week, and that nobody asked for: they wait for nobody.
-    put_off: open problems of which no times could be taken when last tried; put_off_reason: why, of one of them.
+    untunable: problems without a verdict that the daemon's version cannot tune; they are not among the open ones.
+    stale: open problems that were not called for a week and that nobody asked for.
+    put_off: open problems for which no times could be taken at the last attempt; put_off_reason: why, for one of them.
     """
     return ask(
         path,
@@ -238,18 +238,18 @@ def called(path: Path) -> list[dict[str, Any]]:
 
 
 def seen(path: Path, shape: tuple[int, int, int] | None = None) -> list[dict[str, Any]]:
-    """As `called`, and what has a solution: of one that serves several M the largest, called or not.
+    """As `called`, and problems with a solution: for one that serves several M the largest, called or not.
 
-    shape: M, N, K of those that are wanted.
+    shape: only problems of this M, N, K.
     """
     values = dict(zip(("m", "n", "k"), shape, strict=True)) if shape else _ANY_SHAPE
     return ask(path, _KNOWN.format(solved=_SOLVED, where="true"), values)
 
 
 def spelled_like(path: Path, problem: Problem) -> list[Problem]:
-    """Problems that were called, tuned or asked for and differ from this one in threads, math mode, determinism alone.
+    """Problems called, tuned or asked for that differ from this one only in threads, math mode or determinism.
 
-    This one is among them, if it was; what only an imported table names is not.
+    This problem itself is among them, if it was; problems that only an imported table names are not.
     """
     found = ask(
         path,
@@ -267,7 +267,7 @@ def spelled_like(path: Path, problem: Problem) -> list[Problem]:
 
 
 def hints(path: Path, problem: Problem, *, limit: int = 20) -> list[dict[str, Any]]:
-    """Imported rows for this problem's plain case, sizes near it first."""
+    """Imported rows for this problem in its plain case, the nearest sizes first."""
     p = plain_case(problem)
     sql = (
         "SELECT * FROM hints WHERE kind = 'tuned' AND problem IN (SELECT text FROM problem WHERE rest = :rest) "
@@ -277,7 +277,7 @@ def hints(path: Path, problem: Problem, *, limit: int = 20) -> list[dict[str, An
 
 
 def devices(path: Path) -> dict[str, Device]:
-    """Every device kind that was seen, by its key."""
+    """Every kind of device that was seen, by its key."""
     return {row["key"]: Device(**row) for row in ask(path, "SELECT key, kind, name, arch, units FROM device")}
 
 

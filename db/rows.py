@@ -1,7 +1,7 @@
-"""Problems, environments and runs as rows: each distinct one is stored once and known by its number.
+"""Problems, environments and runs as rows: each distinct one is stored once, and other rows name it by its row id.
 
-The numbers are remembered, since a flush names the same 500 problems every second.  What is remembered is used
-only after its transaction was committed, and dropped when the file was opened anew.
+Row ids are remembered, since a flush names the same 500 problems every second.  A remembered id is used only after its
+transaction was committed, and forgotten when the file was opened anew.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ PROBLEM_COLUMNS: Final = "p.rest, p.m"  # all that decides: what we have no colu
 
 
 def look_up_keys(problems: Iterable[Problem]) -> str:
-    """JSON of what the look-up asks for these problems: [rest, m, covers] for each step of each."""
+    """JSON of the keys that the look-up tries for these problems: [rest, m, covers] for each step of each."""
     keys = [(p.rest, padded_m(p.m, p.n, covers), covers) for p in problems for covers in COVERS]
     return json.dumps(list(dict.fromkeys(keys)))
 
 
 class _NotKept(Exception):
-    """Rolls a transaction back, and is no error."""
+    """Raised to roll a transaction back; it is no error."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -72,14 +72,14 @@ class _NotKept(Exception):
 
 
 class Part:
-    """What the parts of a Store share: the connection, and the numbers of rows already known."""
+    """What the parts of a Store share: the connection, and the row ids already known."""
 
     def __init__(self, connection: Connection, *, remembered: int = MAX_REMEMBERED) -> None:
         self._db = connection
         self._opened = -1
         self._remembered = remembered
         self._problems: dict[Problem, int] = {}
-        self._fresh: dict[Problem, int] = {}  # numbered in the transaction that runs now
+        self._fresh: dict[Problem, int] = {}  # ids given in the current transaction
         # By Environment.key: stamps that are in the file, and its number; and what the transaction that runs now adds
         self._environments: dict[str, tuple[dict[str, str], int]] = {}
         self._new_environments: dict[str, tuple[dict[str, str], int]] = {}
@@ -104,7 +104,7 @@ class Part:
             self._new_environments.clear()
 
     def _would(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What work gives; nothing of it is kept."""
+        """The result of `work`, whose changes are rolled back."""
 
         def once(conn: sqlite3.Connection) -> T:
             raise _NotKept(work(conn))
@@ -115,11 +115,11 @@ class Part:
             return undone.result  # type: ignore[no-any-return]
 
     def _problem_id(self, conn: sqlite3.Connection, problem: Problem) -> int:
-        """Number of this problem, stored when new. Within `_write` only."""
+        """The row id of this problem, which is stored if new. Within `_write` only."""
         return self._problem_ids(conn, (problem,))[0]
 
     def _problem_ids(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
-        """Numbers of these problems in their order; new ones are stored in one go. Within `_write` only."""
+        """The row ids of these problems, in their order; new ones are stored together. Within `_write` only."""
         known, fresh = self._problems, self._fresh
         sought = {p: p.rest for p in problems if p not in fresh and (not known or p not in known)}
         if sought:
@@ -138,19 +138,19 @@ class Part:
         return [fresh.get(p) or known[p] for p in problems]
 
     def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
-        """Whether this problem is stored; none is added."""
+        """Whether this problem is stored; nothing is added."""
         if problem in self._problems or problem in self._fresh:
             return True
         found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (problem.rest, problem.m)).fetchone()
         return found is not None
 
     def _known_problems(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
-        """Numbers of those of these problems that are stored; none is added."""
+        """The row ids of those of these problems that are stored; nothing is added."""
         found = (conn.execute(_FIND, (p.rest, p.m)).fetchone() for p in dict.fromkeys(problems))
         return [int(row[0]) for row in found if row is not None]
 
     def _environment_id(self, conn: sqlite3.Connection, environment: Environment, now_us: int) -> int:
-        """Number of this environment, stored with its device when new; its stamps are known from now on.
+        """The row id of this environment, which is stored with its device if new; its stamps are stored, too.
 
         Within `_write` only.
         """
@@ -170,19 +170,19 @@ class Part:
         number = int(found[0])
         if conn.executemany(_STAMP, stamp_rows(number, environment)).rowcount:
             conn.execute(LOOK_UP_AGAIN, (number,))
-        self._new_environments[key] = (dict(environment.stamps), number)  # a program's grow
+        self._new_environments[key] = (dict(environment.stamps), number)  # a copy: a program's stamps grow
         return number
 
 
 def _stored(conn: sqlite3.Connection, sought: dict[Problem, str]) -> dict[tuple[str, int], int]:
-    """The numbers of those of these problems, each with its rest, that are stored: by (rest, m)."""
+    """The row ids of those of these problems, each with its rest, that are stored, by (rest, m)."""
     sizes: dict[str, list[int]] = {}
     for p, rest in sought.items():
         sizes.setdefault(rest, []).append(p.m)
     found: dict[tuple[str, int], int] = {}
     for rest, some in sizes.items():
         low, high = min(some), max(some)
-        if high - low < 4 * len(some):  # they lie close: all between them in one go
+        if high - low < 4 * len(some):  # dense enough to read the whole range at once
             rows = conn.execute(_FIND_BETWEEN, (rest, low, high)).fetchall()
             found |= {(rest, m): int(number) for m, number in rows}
             continue
@@ -194,7 +194,7 @@ def _stored(conn: sqlite3.Connection, sought: dict[Problem, str]) -> dict[tuple[
 
 
 def plain(text: str, limit: int) -> str:
-    """Text that SQLite can hold: bytes of a command line that are no UTF-8 become `?`."""
+    """Text that SQLite can store: bytes of a command line that are not UTF-8 become `?`."""
     if text.isascii() and len(text) <= limit:
         return text
     return text[:limit].encode(errors="replace").decode()
@@ -206,12 +206,12 @@ def us(now_s: float) -> int:
 
 
 def problem_of(row: sqlite3.Row | dict[str, Any]) -> Problem:
-    """The problem in a row with PROBLEM_COLUMNS. Raises ProblemError for one of a newer version, or a spoilt one."""
+    """The problem in a row with PROBLEM_COLUMNS. Raises ProblemError if a newer version wrote it, or it is damaged."""
     return Problem.from_rest(str(row["rest"]), row["m"])
 
 
 def stamp_rows(environment_id: int, environment: Environment) -> list[tuple[int, str, str, str]]:
-    """(environment_id, backend, kernel, stamp) of each of its stamps."""
+    """(environment_id, backend, kernel, stamp) for each stamp of an environment."""
     names = ((name.partition("."), stamp) for name, stamp in environment.stamps.items())
     return [(environment_id, backend, kernel, stamp) for (backend, _, kernel), stamp in names]
 
@@ -253,7 +253,7 @@ def solution_of(row: dict[str, Any]) -> Solution | None:
 
 
 def rows(conn: sqlite3.Connection, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> list[dict[str, Any]]:
-    """All rows of a question, by column name; no cursor is left open."""
+    """All rows of a query, by column name; the cursor is closed."""
     cursor = conn.execute(sql, values)
     names = [c[0] for c in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

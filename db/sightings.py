@@ -1,4 +1,4 @@
-"""What running programs write every second: sightings, their own state, and routes that failed."""
+"""The store as running programs write to it, every second: sightings, their own state, and routes that failed."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class Sightings(Part):
     """The part of the store that programs write."""
 
     def add_sightings(self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float) -> None:
-        """Add the calls of these sightings to what is there, all or nothing; those of a phase apart from the traffic.
+        """Add the calls of these sightings, all or none; calls in a phase are stored apart from the traffic.
 
-        Raises StoreBusy or StoreError; then nothing was added, and the same batch can be given again later.
+        Raises StoreBusy or StoreError; then nothing was added, and the same batch can be added later.
         """
         batch = list(sightings)
         now_us = us(now_s)
@@ -123,17 +123,17 @@ class Sightings(Part):
         self._write(work)
 
     def beat(self, session: Session, *, now_s: float) -> None:
-        """This process is alive, and this is its state."""
+        """Store that this process is alive, and its state."""
         self._put_session(session, us(now_s), None)
 
     def end_session(self, session: Session, *, now_s: float) -> None:
-        """This process leaves in good order."""
+        """Store that this process has ended in good order."""
         self._put_session(session, us(now_s), us(now_s))
 
     def add_quarantine(self, solution: Solution, reason: str, *, run: str, now_s: float, how: str = "failed") -> None:
         """Report a route that failed inside a program; see `take_quarantined`.
 
-        how: it raised (failed), or its result was compared with torch's and is another (wrong).
+        how: `failed`: it raised; `wrong`: its result differed from torch's.
         """
 
         def work(conn: sqlite3.Connection) -> None:
@@ -150,7 +150,7 @@ class Sightings(Part):
         self._write(lambda conn: self._keep_session(conn, s, beat_us, ended_us))
 
     def _keep_session(self, conn: sqlite3.Connection, s: Session, beat_us: int, ended_us: int | None) -> None:
-        """Within `_write` only."""
+        """Write the row of a session. Within `_write` only."""
         key = (plain(s.host, 512), s.pid, s.started_us, plain(s.run, 512))
         where = None if s.namespace is None else plain(s.namespace, 100)
         state = (
@@ -170,14 +170,14 @@ class Sightings(Part):
 
 
 def count(conn: sqlite3.Connection, seen: Sequence[tuple[int, int, int, int, str, int, int, int, float, int]]) -> None:
-    """Within a transaction: add these counts to the sightings and to all that is kept of their sums.
+    """Within a transaction: add these counts to the sightings and to all sums of them.
 
     Each is (problem, environment and run by number, hour, outcome, graph, calls, sampled_calls, sampled_us,
     last_seen_us).
     """
     demand = []
     for problem, environment, _, hour, outcome, graph, calls, sampled, sampled_us, seen_us in seen:
-        # A hit ran our kernel: it says nothing of the default's time
+        # a hit ran our kernel, so its time says nothing about the default's
         samples = (sampled, sampled_us) if outcome == "miss" else (0, 0.0)
         hits = (calls if (outcome, graph) == of else 0 for of in _HITS)
         demand.append((problem, environment, calls, *samples, seen_us, seen_us, float(calls), hour // 24, *hits))
@@ -186,7 +186,7 @@ def count(conn: sqlite3.Connection, seen: Sequence[tuple[int, int, int, int, str
 
 
 def run_id_of(conn: sqlite3.Connection, name: str) -> int:
-    """Within a transaction: the number of this run, stored when new."""
+    """Within a transaction: the row id of this run, which is stored if new."""
     name = plain(name, 512)
     found = conn.execute("SELECT id FROM run WHERE name = ?", (name,)).fetchone()
     if found is None:

@@ -1,7 +1,7 @@
-"""Verdicts: installed, published, withdrawn. Every change of what is live raises the generation by one.
+"""Verdicts: installed, published, withdrawn. Every change of the live ones raises the generation by one.
 
-A verdict replaces the live ones of its problem, device, mode and bucket that its environment would accept, so an
-upgraded backend's solution stands beside the old version's until the old one is gone.  Rows are never deleted.
+A verdict replaces the live ones with the same problem, device, mode and bucket that its environment would accept.  So
+an upgraded backend's solution stays beside that of the old version until the old one is gone.  Rows are never deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Environment, Soluti
 from gemmtuned.db.leases import Work, current_generation, drop_lease
 from gemmtuned.db.rows import HOLDS_HERE, SOLUTION_SELECT, Part, look_up_keys, plain, rows, solution_of, stamps_here, us
 
-CLEARED_US: Final = 86_400_000_000  # a report on what our own run cleared so lately is not followed again
+CLEARED_US: Final = 86_400_000_000  # for so long after our own run cleared a solution, reports on it are ignored
 RIVALS: Final = f"""
 SELECT s.id, s.state FROM solution s
 WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s.covers = :covers
@@ -109,10 +109,11 @@ class Solutions(Part):
     ) -> int:
         """Make these verdicts live and end the lease, in one transaction that survives a power cut.
 
-        Returns the generation that brought them (their own `generation` is not looked at).  A lease lost meanwhile
-        does not void the verdict: it was measured.  conditions: soft facts it was measured under.  others: the mean
-        share of the device that others used meanwhile, 0 to 1, None when not known; above CROWDED, and with `again`, it
-        waits to be raced again.  Raises StoreError for a solution of another device or one that is not live.
+        Returns the generation that holds them (their own `generation` is ignored).  A lease lost meanwhile does not
+        void the verdict, which was measured all the same.  conditions: soft facts it was measured under.  others: the
+        mean share of the device that others used meanwhile, 0 to 1, None when not known; above CROWDED, and with
+        `again`, the verdict waits to be raced again.  Raises StoreError for a solution of another device or one that is
+        not live.
         """
         for s in solutions:
             if s.device != environment.device.key:
@@ -141,7 +142,7 @@ class Solutions(Part):
         return self._write(once, durable=True)
 
     def launches(self) -> list[str]:
-        """How each solution there ever was is launched, as JSON, where it has a compiled kernel."""
+        """The launch records, as JSON, of all solutions there ever were that have a compiled kernel."""
         sql = "SELECT DISTINCT launch FROM solution WHERE launch LIKE '%binary%'"
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql)])
 
@@ -164,9 +165,9 @@ class Solutions(Part):
         return int((self._db.read(lambda conn: conn.execute(sql, (generation,)).fetchone()) or (0,))[0])
 
     def skip_to(self, generation: int, *, after: int, now_s: float) -> bool:
-        """Let this be the number of the newest publication, which is `after` and shows the same.
+        """Give the newest publication, which is `after`, this number instead; its content stays.
 
-        Programs have seen it, or are about to.  False when `after` is not the newest any more; nothing is changed.
+        Programs have seen this number, or are about to.  False, and no change, when `after` is no longer the newest.
         """
 
         def once(conn: sqlite3.Connection) -> bool:
@@ -180,9 +181,9 @@ class Solutions(Part):
     def withdraw(
         self, problems: Sequence[Problem], *, reason: str, now_s: float, dry_run: bool = False, hold: bool = True
     ) -> list[Solution]:
-        """Take out every live solution that serves one of these problems, its bucket's included; they are returned.
+        """Withdraw every live solution that serves one of these problems, those of buckets included; returns them.
 
-        hold: do not tune it again until somebody asks for it, else the daemon would bring the same back at once.
+        hold: do not tune the problem again until somebody asks for it, since the daemon would find the same again.
         """
 
         def once(conn: sqlite3.Connection) -> list[Solution]:
@@ -197,10 +198,11 @@ class Solutions(Part):
         return self._write(once, durable=not dry_run)
 
     def take_quarantined(self, *, now_s: float) -> list[Solution]:
-        """Act on what failed in programs; what is withdrawn is returned.
+        """Act on failures in programs; returns the solutions that are withdrawn.
 
-        A result that is another than torch's is withdrawn at once. What raised is marked for a run of our own, which
-        comes before all other work, and withdrawn when that fails too; it stays off in the program that reported it.
+        A solution whose result differed from torch's is withdrawn at once.  One that raised is marked for a run of our
+        own, which comes before all other work, and withdrawn if that fails, too; the program that reported it does not
+        use it any more.
         """
         told = "SELECT 1 FROM quarantine WHERE taken_us IS NULL UNION ALL SELECT 1 FROM solution "
         told += "WHERE reported_us IS NOT NULL AND retired_generation IS NULL LIMIT 1"
@@ -225,7 +227,7 @@ class Solutions(Part):
     ) -> int:  # fmt: skip
         """Insert one verdict, retire its rivals; returns how many. A pinned rival stays and makes the new one stale.
 
-        where: environment_id, device_id, and what holds there (stamps_here).  measured: under what: the columns
+        where: environment_id, device_id, and the stamps that hold there (stamps_here).  measured: the columns
         conditions, others and recheck.
         """
         environment_id, device_id, stamps = where
@@ -240,7 +242,7 @@ class Solutions(Part):
             end = (generation, now_us, "a pinned solution stays")
         else:
             ids = json.dumps([r["id"] for r in rivals])
-            conn.execute(_CLEAR, (now_us, ids))  # it was run again, and did not fail
+            conn.execute(_CLEAR, (now_us, ids))  # the solution has been run again without a failure
             conn.execute(RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
         what = (
             s.mode, s.covers, s.backend, s.config, s.stamp,
@@ -254,7 +256,7 @@ class Solutions(Part):
 def raise_generation(
     conn: sqlite3.Connection, now_us: int, *, installed: int = 0, retired: int = 0, at_least: int = 0, note: str
 ) -> int:
-    """Within a transaction that changes what is published: the number of the publication that will show it."""
+    """Within a transaction that changes live solutions: the number of the publication that will show the change."""
     generation = max(current_generation(conn) + 1, at_least)
     conn.execute(
         "INSERT INTO publication VALUES (?, ?, ?, ?, ?)", (generation, now_us, installed, retired, plain(note, 4096))

@@ -64,7 +64,7 @@ from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import AheadBackend, CompiledBackend, Kernel
 from gemmtuned.kernels.torch_flags import as_called
 
-SURE: Final = 1.10  # on a GPU a winner with a lower bound below this needs a third race
+SURE: Final = 1.10  # on a GPU a winner whose lower bound is less needs a third race; scaled with the gain asked for
 
 _compilers = Compilers()  # its processes start when there is something to compile
 
