@@ -124,22 +124,22 @@ def _environments(found: object) -> tuple[Environment, ...]:
     return tuple(environments)
 
 
-def read_table(
-    folder: Path, file: TableFile, *, pace: Callable[[Iterable[str]], Iterable[str]] = iter
-) -> tuple[list[Solution], list[str]]:
-    """(solutions, complaints) of one published file; a bad row costs that row and gives one complaint.
+def read_table(folder: Path, file: TableFile) -> tuple[list[Solution], list[str]]:
+    """(solutions, complaints) of one published file; a bad row is left out and gives one complaint.
 
-    pace: hands out the lines one by one; a program that does other work at the time pauses there.
     Raises TableError when the file is missing, not to be trusted, or its hash is not the manifest's.
     """
     complaints: list[str] = []
-    return list(solutions_of(folder, file, complaints, pace=pace)), complaints
+    return list(solutions_of(folder, file, complaints)), complaints
 
 
 def solutions_of(
     folder: Path, file: TableFile, complaints: list[str], *, pace: Callable[[Iterable[str]], Iterable[str]] = iter
 ) -> Iterator[Solution]:
-    """The solutions of `read_table`, one by one, for who keeps them otherwise; complaints are added to the list."""
+    """The solutions of a published file, one by one; complaints are added to the list.
+
+    pace: takes the lines and yields them, so that a program which has other work to do can pause in between.
+    """
     lines = (raw.decode(errors="replace") for raw in BytesIO(_content(folder, file)))  # one by one: they are megabytes
     for number, line in enumerate(pace(lines), 1):
         try:
@@ -151,7 +151,7 @@ def solutions_of(
 
 
 def read_lines(folder: Path, file: TableFile) -> list[str]:
-    """The lines of one published file as they stand. Raises TableError as `read_table` does."""
+    """The lines of one published file, not parsed. Raises TableError as `read_table` does."""
     return _content(folder, file).decode(errors="replace").splitlines()
 
 
@@ -172,25 +172,15 @@ def line(solution: Solution) -> str:
 
 
 def stem_of(name: str) -> str | None:
-    """The table that a file of this name holds a state of; None when the name is none of ours."""
+    """The stem of the table to which a file of this name belongs; None when the name is none of ours."""
     match = _OURS.fullmatch(name)
     return match[1] if match else None
 
 
-def write_tables(
-    folder: Path,
-    tables: Mapping[str, Iterable[Solution]],
-    *,
-    generation: int,
-    now_s: float | None = None,
-    store_us: int = 0,
-    environments: Iterable[Environment] = (),
-) -> Manifest:
-    """Publish solutions by table: as `write_contents`, which see."""
+def write_tables(folder: Path, tables: Mapping[str, Iterable[Solution]], *, generation: int) -> Manifest:
+    """Publish solutions by the stems of their tables, as `write_contents` does."""
     data = {stem: table_bytes(solutions) for stem, solutions in tables.items()}
-    return write_contents(
-        folder, data, generation=generation, now_s=now_s, store_us=store_us, environments=environments
-    )
+    return write_contents(folder, data, generation=generation)
 
 
 def write_contents(
@@ -204,9 +194,9 @@ def write_contents(
 ) -> Manifest:
     """Publish: write each table under its stem plus content hash, then replace the manifest.
 
-    Every file goes temporary name, fsync, rename, fsync of the folder.  Files of the manifest before this one
-    are kept for readers that are still at it; older ones are removed.  The caller holds the publish lock.
-    Raises TableError when the disk refuses.
+    Every file is written under a temporary name, synced and renamed, and then its folder is synced.  Files of the
+    manifest before this one are kept for readers that have not finished; older ones are removed.  The caller holds the
+    publish lock.  Raises TableError when the disk refuses.
     """
     when = datetime.fromtimestamp(clock.now_s() if now_s is None else now_s, timezone.utc)
     data = dict(sorted(data.items()))
@@ -237,13 +227,13 @@ def table_bytes(solutions: Iterable[Solution]) -> bytes:
 
 
 def table_file(stem: str, content: bytes) -> TableFile:
-    """How a manifest names a table with this content."""
+    """The entry in a manifest of a table with this content."""
     digest = sha256(content).hexdigest()
     return TableFile(f"{stem}-{digest[:16]}.jsonl", digest, content.count(b"\n"))
 
 
 def is_whole(folder: Path, file: TableFile) -> bool:
-    """Whether the file is there, to be trusted, and has the content that the manifest says."""
+    """Whether the file is there, can be trusted, and has the hash that the manifest says."""
     try:
         return sha256(read_trusted(folder / file.name)).hexdigest() == file.sha256
     except (TableError, OSError):

@@ -130,9 +130,9 @@ def _gpt_oss(r: Reader) -> list[Weight]:
     return [*attention(r, bias=bias, o_bias=bias), *inside, *head(r)]
 
 
-def _shared_experts(r: Reader, experts: int = 0, *, bias: bool = False) -> list[Weight]:
+def _shared_experts(r: Reader, *, bias: bool = False) -> list[Weight]:
     """DeepSeek's and GLM's feed-forward part: some dense layers, then experts with shared ones beside them."""
-    experts, width = experts or r.size("n_routed_experts"), r.size("moe_intermediate_size")
+    experts, width = r.size("n_routed_experts"), r.size("moe_intermediate_size")
     sparse = sparse_layers(r, experts)
     dense = minus(r.all, sparse)
     several = r.value("n_shared_experts") if "n_shared_experts" in r.values else r.value("num_shared_experts")

@@ -201,15 +201,14 @@ def slug(text: str, limit: int = 60) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:limit] or "x"
 
 
-def cpu_device(cpuinfo: str | None = None, *, cores: int | None = None) -> Device:
-    """This machine's CPU, from /proc/cpuinfo where there is one (or the text given).
+def cpu_device() -> Device:
+    """This machine's CPU, from /proc/cpuinfo where there is one.
 
     Two CPUs share a key when vendor, family, model and instruction set flags agree; the number of cores is not
     in it: threads are in the problem.
     """
-    if cpuinfo is None:
-        path = Path("/proc/cpuinfo")
-        cpuinfo = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    path = Path("/proc/cpuinfo")
+    cpuinfo = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     facts: dict[str, str] = {}
     for line in cpuinfo.split("\n\n", 1)[0].splitlines():
         name, _, value = line.partition(":")
@@ -217,12 +216,10 @@ def cpu_device(cpuinfo: str | None = None, *, cores: int | None = None) -> Devic
     name = facts.get("model name") or platform.processor() or platform.machine()
     flags = " ".join(sorted((facts.get("flags") or facts.get("Features") or "").split()))
     ident = "|".join(facts.get(f, "") for f in ("vendor_id", "cpu family", "model")) + "|" + flags
-    if cores is None:
-        cores = max(cpuinfo.count("\nprocessor") + cpuinfo.startswith("processor"), 1)
     return Device(
         key=f"cpu-{slug(name, 40)}-{sha256(ident.encode()).hexdigest()[:8]}",
         kind="cpu",
         name=name,
         arch=platform.machine() or "unknown",
-        units=cores,
+        units=max(cpuinfo.count("\nprocessor") + cpuinfo.startswith("processor"), 1),
     )

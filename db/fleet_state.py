@@ -21,10 +21,10 @@ FROM fleet
 """
 
 
-def fleet_state(path: Path, *, now_s: float | None = None) -> dict[str, Any] | None:
-    """Where it shares, whether the others are reached, and what is claimed, waits, is in use and was refused.
+def fleet_state(path: Path) -> dict[str, Any] | None:
+    """Where this home shares results, whether others are reached, and what is claimed, waits, in use and was refused.
 
     None: it shares nowhere.  live_until_us: until then a daemon leases only what it has claimed; 0: no daemon shares.
     """
-    found = ask(path, _STATE, {"now": us(time.time() if now_s is None else now_s)})
+    found = ask(path, _STATE, {"now": us(time.time())})
     return {**found[0], "reached": bool(found[0]["reached"])} if found else None

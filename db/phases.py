@@ -15,7 +15,7 @@ WHERE hour >= ? AND last_seen_us >= ? GROUP BY phase ORDER BY calls DESC, phase
 """
 
 
-def phases(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> list[dict[str, Any]]:
+def phases(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
     """Phase, problems and calls of the last since_s seconds, most calls first. Hours count whole, as in `coverage`."""
-    since = us((time.time() if now_s is None else now_s) - since_s)
+    since = us(time.time() - since_s)
     return ask(path, _PHASES, (since // 3_600_000_000, since))

@@ -102,17 +102,12 @@ ORDER BY time_us DESC
 """  # noqa: S608
 
 
-def untuned(path: Path, *, limit: int | None = None, device: str | None = None) -> list[dict[str, Any]]:
+def untuned(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
     """Problems without a verdict where they were seen, most expensive first."""
-    sql = (
-        "SELECT * FROM untuned WHERE (:device IS NULL OR device = :device) ORDER BY worth DESC, calls DESC LIMIT :limit"
-    )
-    return ask(path, sql, {"device": device, "limit": -1 if limit is None else limit})
+    return ask(path, "SELECT * FROM untuned ORDER BY worth DESC, calls DESC LIMIT ?", (-1 if limit is None else limit,))
 
 
-def solutions(
-    path: Path, *, live: bool = True, limit: int | None = None, problems: Collection[str] | None = None
-) -> list[dict[str, Any]]:
+def solutions(path: Path, *, live: bool = True, problems: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Verdicts, those that saved most first. live=False: also withdrawn and superseded ones.
 
     problems: only verdicts filed under one of these, spelled as str() does.
@@ -122,11 +117,8 @@ def solutions(
     return ask(
         path,
         f"SELECT * FROM solutions WHERE {only} AND (:problems IS NULL "  # noqa: S608
-        "OR problem IN (SELECT value FROM json_each(:problems))) ORDER BY saved_us DESC, speedup DESC LIMIT :limit",
-        {
-            "problems": None if problems is None else json.dumps(sorted(problems)),
-            "limit": -1 if limit is None else limit,
-        },
+        "OR problem IN (SELECT value FROM json_each(:problems))) ORDER BY saved_us DESC, speedup DESC",
+        {"problems": None if problems is None else json.dumps(sorted(problems))},
     )
 
 
@@ -266,14 +258,14 @@ def spelled_like(path: Path, problem: Problem) -> list[Problem]:
     return [one for one in known_problems(found) if plain_case(one) == plain_case(problem)]
 
 
-def hints(path: Path, problem: Problem, *, limit: int = 20) -> list[dict[str, Any]]:
-    """Imported rows for this problem in its plain case, the nearest sizes first."""
+def hints(path: Path, problem: Problem) -> list[dict[str, Any]]:
+    """The 20 imported rows for this problem in its plain case whose sizes are nearest, the nearest first."""
     p = plain_case(problem)
     sql = (
         "SELECT * FROM hints WHERE kind = 'tuned' AND problem IN (SELECT text FROM problem WHERE rest = :rest) "
-        "ORDER BY 1.0 * max(m, :m) / min(m, :m), coalesce(us, 1e300), source, line LIMIT :limit"
+        "ORDER BY 1.0 * max(m, :m) / min(m, :m), coalesce(us, 1e300), source, line LIMIT 20"
     )
-    return ask(path, sql, {"rest": p.rest, "m": p.m, "limit": limit})
+    return ask(path, sql, {"rest": p.rest, "m": p.m})
 
 
 def devices(path: Path) -> dict[str, Device]:

@@ -152,9 +152,9 @@ def coverage(
     return of_window(path, _COVERAGE, since, texts, run=run)
 
 
-def covered_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> tuple[float, float]:
-    """(GEMM time covered now, all of it) of the last since_s seconds, in microseconds, as `coverage` has it."""
-    found = of_window(path, _COVERED_TIME, us((time.time() if now_s is None else now_s) - since_s))
+def covered_time(path: Path) -> tuple[float, float]:
+    """(GEMM time covered now, all of it) of the last 24 h, in microseconds, as `coverage` has it."""
+    found = of_window(path, _COVERED_TIME, us(time.time() - DAY_S))
     return (found[0]["covered_us"], found[0]["time_us"]) if found else (0.0, 0.0)
 
 

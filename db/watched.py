@@ -28,12 +28,12 @@ WHERE s.retired_generation IS NULL ORDER BY s.generation DESC, s.id DESC LIMIT ?
 """
 
 
-def answered(path: Path, *, since_s: float = queries.DAY_S, now_s: float | None = None) -> dict[str, float]:
-    """GEMM time in us on stock torch of the last since_s seconds, by what the look-up gives today.
+def answered(path: Path) -> dict[str, float]:
+    """GEMM time in us on stock torch in the last 24 h, by what the look-up gives today.
 
     faster: a kernel that is faster.  best: the verdict that torch's own is best.  none: no verdict.
     """
-    since = us((time.time() if now_s is None else now_s) - since_s)
+    since = us(time.time() - queries.DAY_S)
     found = queries.ask(path, _ANSWERED, {"since": since, "hour": since // 3_600_000_000})
     return {"faster": 0.0, "best": 0.0, "none": 0.0} | {row["answer"]: row["time_us"] for row in found}
 

@@ -212,18 +212,18 @@ def compile_function(
     return kernel
 
 
-def compile_record(record: LaunchRecord, arch: str, *, max_spill_bytes: int = 0) -> Binary:
+def compile_record(record: LaunchRecord, arch: str) -> Binary:
     """Compile one candidate for `arch` (`sm_80`, `sm_90`, `gfx942`).
 
-    Raises CandidateFailed when it does not compile, does not fit, or keeps more than `max_spill_bytes` a thread on
-    the stack: such a kernel is slower than its neighbours, so it is not worth device time.
+    Raises CandidateFailed when it does not compile, does not fit, or spills registers to memory: such a kernel is
+    slower than its neighbours, so it is not worth device time.
     """
     kernel = compile_kernel(record, arch)
     meta = kernel.metadata
     if getattr(meta, "global_scratch_size", 0) or getattr(meta, "profile_scratch_size", 0):
         raise CandidateFailed(f"{record.kernel} on {arch}: needs scratch memory of the launcher")
     registers, spill_bytes = _resources(kernel)
-    if spill_bytes is not None and spill_bytes > max_spill_bytes:
+    if spill_bytes:
         raise CandidateFailed(f"{record.kernel} {record.constants} on {arch}: spills {spill_bytes} bytes per thread")
     return Binary(
         name=meta.name,

@@ -40,12 +40,11 @@ class Neighbours:
         holders: Callable[[], Iterator[int | None]] | None = None,
         *,
         cpu_s: Callable[[int], float | None] | None = None,
-        beats: Callable[[int], int | None] = beats_of,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._holders = holders or gpu_holders
         self._cpu_s = cpu_s or _cpu_s
-        self._beats = beats
+
         self._beaten: dict[int, int] = {}  # what each of those that say so had run at the last look
         self._clock = clock
         self._known: dict[int, deque[tuple[float, float]]] = {}
@@ -87,7 +86,7 @@ class Neighbours:
 
         An engine whose products we do not see says nothing, and neither does a program at the first look.
         """
-        beats = self._beats(pid)
+        beats = beats_of(pid)
         last = self._beaten.get(pid)
         if not beats:
             return None

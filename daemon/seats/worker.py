@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -90,7 +89,6 @@ class Worker:
         memory_cap_bytes: int | None = None,
         search: str = "",
         deadlines: Deadlines | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if threading.current_thread() is not threading.main_thread():
             # the child's PDEATHSIG fires when the thread that started it ends, not only at the end of the process
@@ -98,7 +96,7 @@ class Worker:
         self.environment: Environment | None = None
         self.memory_bytes: int | None = None
         self._deadlines = deadlines or (Deadlines() if device == "cpu" else ON_GPU)
-        self._clock = clock
+
         self._inbox = Inbox()
         self._order: Order | None = None
         self._doing = "starting"
@@ -129,7 +127,7 @@ class Worker:
             theirs.close()
         self.pid = self._process.pid
         self._socket = ours
-        self._until: float | None = clock() + self._deadlines.hello_s
+        self._until: float | None = time.monotonic() + self._deadlines.hello_s
 
     def fileno(self) -> int:
         """Readable when `poll` has something to say."""
@@ -163,7 +161,7 @@ class Worker:
             if self._told_to_end:
                 return []
             raise self._post_mortem()
-        if self._until is not None and self._clock() > self._until:
+        if self._until is not None and time.monotonic() > self._until:
             self.stop()
             raise WorkerHung(f"no word past the deadline while {self._doing}")
         return []
@@ -226,13 +224,13 @@ class Worker:
             elif message.phase == "start":
                 self._expect(self._deadlines.candidate_s, f"trying {message.candidate} on {message.problem}")
                 if self._deadlines.timeout_s is not None:
-                    self._until = self._clock() + self._deadlines.timeout_s + _PAUSES_S
+                    self._until = time.monotonic() + self._deadlines.timeout_s + _PAUSES_S
             else:
                 self._expect(self._deadlines.other_s, f"done with the {message.phase} of {message.candidate}")
 
     def _expect(self, seconds: float, doing: str) -> None:
         largest = max((p.flops for p in self._order.members), default=0) if self._order else 0
-        self._until = self._clock() + seconds + self._deadlines.gflop_s * largest / 1e9
+        self._until = time.monotonic() + seconds + self._deadlines.gflop_s * largest / 1e9
         self._doing = doing
 
     def _is_dead(self) -> bool:

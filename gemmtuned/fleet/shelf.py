@@ -19,7 +19,7 @@ from gemmtuned.fleet.layout import beat_path, environment_name, result_floor, re
 from gemmtuned.fleet.objects import Objects, get_many, store_now_s
 from gemmtuned.fleet.record import Result
 from gemmtuned.fleet.tables import is_repository
-from gemmtuned.fleet.times import LEASE_S, SLACK_S
+from gemmtuned.fleet.times import SLACK_S
 
 LOOK_S: Final = 30.0  # claims of others are read again after this long
 AHEAD: Final = 64  # units whose results are looked at together
@@ -41,8 +41,8 @@ class _Known:
 class Shelf:
     """See the module. All methods raise TryLater when the store cannot be reached."""
 
-    def __init__(self, objects: Objects, host: str, trust: Trust, *, lease_s: float = LEASE_S) -> None:
-        self._objects, self._host, self._trust, self._lease_s = objects, host, trust, lease_s
+    def __init__(self, objects: Objects, host: str, trust: Trust) -> None:
+        self._objects, self._host, self._trust = objects, host, trust
         self._claims = objects.can_claim and not is_repository(objects)
         self._known: dict[str, _Known] = {}
         self._ours: dict[tuple[str, str], str] = {}  # (environment, unit): name of the claim
@@ -64,7 +64,7 @@ class Shelf:
         known = self._known.setdefault(name, _Known())
         clock_s = self._clock()
         if self._claims and time.monotonic() - known.read_s > LOOK_S:
-            known.claims = claims.read(self._objects, name, clock_s=clock_s, lease_s=self._lease_s, key=self._trust.key)
+            known.claims = claims.read(self._objects, name, clock_s=clock_s, key=self._trust.key)
             known.read_s = time.monotonic()
         self._list(name, known, clock_s)
         won: list[Wanted] = []

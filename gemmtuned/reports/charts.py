@@ -161,8 +161,8 @@ def strips(rows: Sequence[Strip], names: Sequence[str], *, label: str) -> str:
     )
 
 
-def _short(name: str, most: int = 28) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _short(name: str) -> str:
+    return name if len(name) <= 28 else name[:27] + "…"
 
 
 def _text(text: str) -> str:
