@@ -1,43 +1,44 @@
-"""The launch record of a solution: JSON data that says how running programs run it, so it is checked here.
+"""The launch record of a solution: JSON data by which running programs run it, so everything in it is checked here.
 
     {"v": 2, "binary": ..., "arguments": ["x.ptr", "w.ptr", "bias.ptr?", "y.ptr", "x.size0", "x.stride0", "w.stride0"],
      "conditions": [["x.stride1", "==", 1], ["x.ptr", "%", 16], ["x.size0", "<=", 64]], "grid": [...], ...}
 
-Its words are quantities of operands.  An operand is named by its slot, one of SLOTS: x [M, K], w [N, K], the scales of
-both (a row for each row or block of rows of the operand, a column for each block of K), bias [N], c (the whole C of
-addmm), offs [G] (where each group's rows end) and y [M, N]; batched ones have the batch in front, w of groups is
-[G, N, K].  `b` and `scale_b` are w and scale_w with the last two dimensions exchanged, as torch takes them.  There is
+A record names quantities of operands.  An operand is named by its slot, one of SLOTS: x [M, K], w [N, K], the scales of
+both (with a row for each row or block of rows of the operand, and a column for each block of K), bias [N], c (the whole
+C of addmm), offs [G] (where each group's rows end) and y [M, N].  Batched operands have the batch in front; w of groups
+is [G, N, K].  `b` and `scale_b` are w and scale_w with the last two dimensions exchanged, as torch takes them.  The
+quantities are
 
     ptr             the address            size<d>, stride<d>      of a dimension, strides in elements
     dim, numel      as torch has them      contiguous              1 or 0
 
-A condition is [quantity, "==" | "%" | "<=" | ">=", number or a size].  One on an operand that the call has not holds;
-so does one on the stride of a dimension of one element, which is never used.  One on a dimension that is not there does
-not.  A call that does not meet all of them runs on stock torch.
+A condition is [quantity, "==" | "%" | "<=" | ">=", number or a size].  It holds if the call does not have its operand,
+and if it is about the stride of a dimension of one element, which is never used.  It does not hold if the operand lacks
+its dimension.  A call that does not meet all conditions runs on stock torch.
 
-What is run is one of three.  A published binary (KernelLaunch), launched by hooks/native/cuda_launch.h:
+There are three kinds of records.  A published binary (KernelLaunch), launched by hooks/native/cuda_launch.h:
     binary          SHA-256 of the file in the tables' folder `bin`; name: the kernel's symbol in it
-    shared          bytes of dynamic shared memory; threads: of a program
-    grid            three of {of, block}: ceil(that size / block) programs, or of {block}: as many
-    cluster         programs of a cluster: the first axis has that many times the programs
-    arguments       what the binary takes, in its order: pointers, sizes and strides (32 bits) of operands, `partials`
-                    and `counters` in the workspace, and `null`.  A pointer with `?` is null without such an operand
+    shared          bytes of dynamic shared memory; threads: per thread block
+    grid            three of {of, block}: ceil(that size / block) thread blocks, or of {block}: that many
+    cluster         thread blocks per cluster: the first axis has that many times the thread blocks
+    arguments       of the binary, in its order: pointers, sizes and strides (32 bits) of operands, `partials` and
+                    `counters` in the workspace, and `null`.  A pointer with `?` is null if the operand is missing
     counters_bytes  at the workspace's beginning; partials_offset: where the partial sums begin; workspace_bytes: in all
 
-An algorithm of a library that programs have loaded anyway (LibraryLaunch), by hooks/native/cublaslt.h:
+An algorithm of a library that programs load anyway (LibraryLaunch), run by hooks/native/cublaslt.h:
     library         "cublaslt"; its version is the solution's stamp
     algo            the library's own description of the algorithm, 64 bytes in hexadecimal
     layout          BLAS letters of X and W, as in the problem; types: data types of x, w, y and bias
-    compute         "f32" or "tf32"; fast: 8-bit products may be summed up in fewer bits
+    compute         "f32" or "tf32"; fast: 8-bit products may be added up in fewer bits
     scale_x, scale_w    kinds of scales, as in the problem, or ""
     workspace_bytes as above
 
-An operator that is registered with torch in the program (OperatorLaunch), by hooks/native/operator_call.h:
-    operator, schema        its name and its schema as torch prints it: another schema is another operator
-    arguments               of the operator in its order: operands by name, `alpha`, `beta`, or constants
-    package, version        of the distribution that registers it; both must be in the program as well
+An operator that is registered with torch in the program (OperatorLaunch), called by hooks/native/operator_call.h:
+    operator, schema        its name, and its schema as torch prints it, which must be equal in the program
+    arguments               of the operator, in its order: operands by name, `alpha`, `beta`, or constants
+    package, version        of the distribution that registers it; the program must have the same
 
-Records of version 1, which have no `v`, are turned into these when they are read (launch_v1.py).
+Records of version 1, which have no `v`, are converted when they are read (launch_v1.py).
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ from gemmtuned.configs.problem import MAX_DIM, SCALES, Problem
 VERSION: Final = 2
 SLOTS: Final = ("x", "w", "scale_x", "scale_w", "bias", "c", "offs", "y")  # enum Slot of hooks/native/slots.h
 TURNED: Final = {"b": "w", "scale_b": "scale_w"}
-OPERANDS: Final = (*SLOTS[:-1], *TURNED, "alpha", "beta")  # what an operator may be given
+OPERANDS: Final = (*SLOTS[:-1], *TURNED, "alpha", "beta")  # what may be passed to an operator
 WHATS: Final = ("ptr", "size", "stride", "dim", "numel", "contiguous")  # enum What
 OPS: Final = ("==", "%", "<=", ">=")  # enum Op
 PLAIN: Final = ("partials", "counters", "null")
-# Programs of a cluster: more than the first number only where a kernel is allowed it (CUDA programming guide, thread
-# block clusters, non-portable cluster sizes), as sm_90 does up to the second
+# Thread blocks per cluster: more than the first number only if the kernel sets the attribute for non-portable cluster
+# sizes (CUDA programming guide, thread block clusters), which sm_90 allows up to the second
 PORTABLE_CLUSTER: Final = 8
 MAX_CLUSTER: Final = 16
 MAX_LENGTH: Final = 4096
@@ -96,7 +97,7 @@ _FORMS: Final = {  # as text: compiled when a record is read, not in every progr
 
 
 class Quantity(NamedTuple):
-    """What a word of a record means: `x.stride0` is ("x", "stride", 0)."""
+    """A quantity of an operand, as a record names it: `x.stride0` is ("x", "stride", 0)."""
 
     slot: str
     what: str
@@ -105,7 +106,7 @@ class Quantity(NamedTuple):
 
 @cache
 def quantity(text: str) -> Quantity:
-    """Raises TableError for a word that this version does not know."""
+    """The quantity of this name. Raises TableError for a name that this version does not know."""
     match = re.fullmatch(_QUANTITY, text)
     if match is None or (match[1] not in SLOTS and match[1] not in TURNED):
         raise TableError(f"launch has {text[:80]!r}, which this version does not know")
@@ -113,12 +114,12 @@ def quantity(text: str) -> Quantity:
 
 
 def is_number(argument: str) -> bool:
-    """Whether a kernel is passed 32 bits for it, and not an address."""
+    """Whether a kernel's argument for it is a number of 32 bits, and not an address."""
     return argument not in PLAIN and quantity(argument.removesuffix("?")).what != "ptr"
 
 
 class Condition(NamedTuple):
-    """of: a quantity.  value: a number, or a size."""
+    """A condition on a call. of: a quantity.  value: a number, or a size."""
 
     of: str
     op: str
@@ -126,7 +127,7 @@ class Condition(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """One axis of a grid: ceil(the size `of` / block) programs, or `block` of them where that is empty."""
+    """One axis of a grid: ceil(the size `of` / block) thread blocks, or `block` of them if `of` is ""."""
 
     of: str
     block: int
@@ -140,7 +141,7 @@ class Launch:
 
     @property
     def named(self) -> frozenset[str]:
-        """Slots of the operands that it takes; x, w and y unless it says others."""
+        """Slots of the operands that the record takes."""
         raise NotImplementedError
 
     @property
@@ -150,16 +151,16 @@ class Launch:
 
     @property
     def checked(self) -> tuple[Condition, ...]:
-        """The conditions, and that what a kernel is passed as a number fits into 32 bits."""
+        """The conditions, and those by which all numbers that the kernel takes fit into 32 bits."""
         return self.conditions
 
     def at_most(self, of: str) -> int | None:
-        """The largest value of a quantity that the conditions let pass; None where they do not limit it."""
+        """The largest value of a quantity that the conditions allow; None if they do not limit it."""
         values = [c.value for c in self.conditions if c.of == of and c.op == "<=" and isinstance(c.value, int)]
         return min(values, default=None)
 
     def check_for(self, problem: Problem) -> None:
-        """Raise TableError unless it takes every operand that calls of this problem have, and no other."""
+        """Raise TableError unless the record takes all operands that calls of this problem have, and no others."""
         there = slots_of(problem)
         if there - self.named or self.needed - there:
             raise TableError(

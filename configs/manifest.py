@@ -5,9 +5,9 @@
     configs/bin/<sha256>                     compiled kernels that rows name
 
 This is the one place where data becomes code, so a reader trusts a file only if it and its folder belong to root, to
-the reader's own user or to the one it names (GEMMTUNED_TRUST), nobody else may write them, and its hash stands in the
+the reader's own user or to the one in GEMMTUNED_TRUST, if nobody else may write them, and if its hash is in the
 manifest.  Table files are named by their content and never edited; the manifest is replaced last, by rename, so that a
-reader sees the old tables or the new ones and nothing between.
+reader sees either the old tables or the new ones.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class TableFile:
 class Manifest:
     """What is published. `created` is UTC, ISO 8601.
 
-    For those who bring the rows back into a lost or older store: store_us, when the store came to this generation by
-    its own account (0: not known), and the environments in which the solutions were measured.  Programs need neither.
+    store_us, when the store made this generation (0: not known), and the environments in which the solutions were
+    measured, are there to restore the rows into a lost or older store.  Programs need neither.
     """
 
     generation: int
@@ -73,7 +73,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of this folder, or None when nothing was ever published there.
 
-    Raises TableError when it is not to be trusted or not valid.
+    Raises TableError when it cannot be trusted or is not valid.
     """
     path = folder / MANIFEST
     try:
@@ -167,7 +167,7 @@ def _content(folder: Path, file: TableFile) -> bytes:
 
 
 def line(solution: Solution) -> str:
-    """A solution as its line of a table: equal solutions have equal lines."""
+    """A solution as a line of a table; equal solutions give equal lines."""
     return json.dumps(solution.to_row(), separators=(",", ":"))
 
 
@@ -260,11 +260,9 @@ def write_binary(folder: Path, data: bytes) -> str:
     digest = sha256(data).hexdigest()
     with contextlib.suppress(TableError):
         read_binary(folder, digest)
-        with contextlib.suppress(
-            OSError
-        ):  # young again: daemon/publishing/prune.py removes what nothing names for long
+        with contextlib.suppress(OSError):  # its time is now: prune.py of the daemon removes old files without a name
             os.utime(folder / BINARIES / digest)
-        return digest  # it is there, and whole
+        return digest
     try:
         make_folder(folder)
         make_folder(folder / BINARIES)

@@ -1,8 +1,8 @@
 """The weights of a model from its Hugging Face `config.json`, and with them the GEMMs it will run.
 
-`modules` lists the linear layers as transformers builds them.  `shapes` turns them into what one rank of a serving
-engine runs (vLLM and SGLang agree here): split over tensor parallel ranks, q, k and v in one product, gate and up in
-one, MLA's down projections in one and its up projections absorbed as batched products.  Every shape says why.
+`plan` lists the linear layers as transformers builds them (fused=False), or as one rank of a serving engine runs them
+(vLLM and SGLang agree here): split over tensor parallel ranks, q, k and v in one product, gate and up in one, MLA's
+down projections in one and its up projections absorbed as batched products.  Every shape says why.
 
 Sources: transformers' modelling files (tests build them on the meta device and compare), Megatron's column and row
 split, and AITER's shape lists of served models (tests).
@@ -34,7 +34,7 @@ BESIDE: Final[dict[str, dict[str, str]]] = {
     "hf_quant_config.json": {}, "quantize_config.json": {"quant_method": "gptq"},
     "quant_config.json": {"quant_method": "awq"}, "quantization_config.json": {"quant_method": "auto-round"},
 }  # fmt: skip
-_BESIDE_KEY: Final = "hf_quant_config"  # where read_config puts what stands in it
+_BESIDE_KEY: Final = "hf_quant_config"  # under this key read_config adds the content of such a file
 _NAME_KEY: Final = "folder_name"
 FOLDER_KEY: Final = "folder_path"
 MOST_BYTES: Final = 64 << 20
@@ -43,7 +43,7 @@ _VOCAB_PAD: Final = 64  # engines that split the vocabulary pad it to this first
 
 @dataclass(slots=True)
 class Plan:
-    """What a model runs. kind: its architecture; dtype: torch's name of the model's own, "" where it does not say."""
+    """The products of a model. kind: its architecture; dtype: torch's name of its dtype, "" where it does not say."""
 
     kind: str
     dtype: str
@@ -69,7 +69,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _instead(folder: Path) -> str:
-    """What a folder without a config.json is, and the way out."""
+    """The error for a folder without a config.json: what it seems to be, and the way out."""
     try:
         inside = sorted(folder.iterdir())
     except OSError as err:
@@ -110,15 +110,15 @@ def dtype_of(config: Mapping[str, Any]) -> str:
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """The type of those we know that this model is of.
+    """The known type that this model has.
 
-    Raises ProblemError for one that we do not know, with what its config says of itself.
+    Raises ProblemError for a model of no known type, with what its config says about itself.
     """
     text = _text(config)
     whole = str(config.get("model_type") or text.get("model_type") or "")
     if described(whole):
         return whole
-    # a whole that nobody described has parts of its own beside its text, known or not
+    # an unknown whole may have other parts beside its text, even if the text's type is known
     kinds = [str(part.get("model_type") or "") for part in (text, config)] if _known(whole) else []
     for kind in filter(_known, kinds):
         return ALIASES.get(kind, kind)
@@ -139,7 +139,7 @@ def known() -> list[str]:
 
 
 def unknown(what: str, kind: str = "") -> ProblemError:
-    """A model, or a part of one, that nobody described. kind: its model_type."""
+    """The error for a model, or a part of one, of an unknown type. kind: its model_type."""
     close = get_close_matches(kind, known(), 3)
     near = f" (close are {', '.join(close)})" if close else ""
     return ProblemError(
@@ -197,7 +197,7 @@ def _plan(config: Mapping[str, Any], *, tp: int, fused: bool, ep: int) -> Plan:
 
 
 def served(weights: Sequence[Weight], r: Reader, *, tp: int, ep: int) -> list[Weight]:
-    """What one of the ranks runs: each weight's share, and products of one input in one."""
+    """The products that one rank runs: its share of each weight, with products of one input joined."""
     return fuse(split(weights, tp=tp, ep=ep), r, tp)
 
 
@@ -226,7 +226,7 @@ def _of_lines(r: Reader, task: str, notes: list[str], part: str = "") -> list[We
 
 
 def _left_out(r: Reader) -> list[str]:
-    """A line on the sizes that a model's config.json leaves to transformers."""
+    """A line about the sizes that a model's config.json does not have, and that transformers fills in."""
     if r.nested:
         return []
     told = [f"{name} {value}" if isinstance(value, int) else name for name, value in r.taken.items()
@@ -235,7 +235,7 @@ def _left_out(r: Reader) -> list[str]:
 
 
 def task_of(config: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """What the model is for, by the class that its config names: lm, base (no head) or classify; and a line on it."""
+    """What the model is for, by the class in its config: lm, base (no head) or classify; and a line about it."""
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     if re.search(r"For(SequenceClassification|SequenceClassificationWithoutHead)$", name):
@@ -248,7 +248,7 @@ def task_of(config: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def _headed(weights: list[Weight], task: str, r: Reader, config: Mapping[str, Any]) -> list[Weight]:
-    """Add the head that the model's class has: the vocabulary's, a classifier's or none."""
+    """The weights with the head of the model's class: the vocabulary's, a classifier's or none."""
     if task == "lm":
         return weights
     found = [w for w in weights if w.name != "lm_head"]
@@ -264,7 +264,7 @@ def problems(
 ) -> list[Problem]:
     """One problem for each of these M and each weight that is not left out; repeated shapes once.
 
-    vision_ms: of towers, which see patches of images or frames of sound and no tokens.
+    vision_ms: the M of towers, whose rows are patches of images or frames of sound instead of tokens.
     """
     found: dict[Problem, None] = {}
     for weight in weights:
@@ -332,9 +332,9 @@ _FUSED: Final = (
 
 
 def fuse(weights: list[Weight], r: Reader, tp: int) -> list[Weight]:
-    """Products of one input in one, and MLA's kv_b also as decode runs it: absorbed, one product a head.
+    """Join products of one input, and give MLA's kv_b also as decode runs it: absorbed, one product per head.
 
-    Only weights of the same layers that are kept alike: a plain one is not joined to a quantised one.
+    Only weights of the same layers and the same quantisation are joined.
     """
     alike: dict[tuple[object, ...], dict[str, Weight]] = {}
     for w in weights:
@@ -358,7 +358,7 @@ def fuse(weights: list[Weight], r: Reader, tp: int) -> list[Weight]:
 
 
 def _grouped(w: Weight) -> Weight:
-    """A weight whose groups each see their own part of the input runs as one product a group."""
+    """A weight whose groups each see their own part of the input runs as one product per group."""
     if w.split != "groups":
         return w
     return replace(w, n=w.n // w.units, batch=w.units)

@@ -1,8 +1,8 @@
-"""Solutions as bytes: what a program holds of tables of thousands of rows is nothing that its garbage collector counts.
+"""Solutions as bytes, which Python's garbage collector does not track, for programs with tables of thousands of rows.
 
-The collector runs in whichever thread makes one object too many, and nobody has the interpreter lock until it is
-through: of a program with millions of objects that is a tenth of a second.  Bytes are not counted, and a solution that
-is made from them to be looked at is gone again before the next one.
+The collector runs in whichever thread allocates one object too many, and holds the interpreter lock until it is done:
+a tenth of a second in a program with millions of objects.  Bytes do not count, and a solution that is unpacked to be
+read is freed before the next one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PUT_SOLUTION: Final = [getattr(Solution, name).__set__ for name in _OWN]
 
 
 def pack(solution: Solution) -> bytes:
-    """The solution as bytes for `unpack` in this process: those of equal solutions are equal."""
+    """The solution as bytes for `unpack` in this process; equal solutions give equal bytes."""
     return marshal.dumps((*_of_problem(solution.problem), *_of_solution(solution)), _FORM)
 
 
 def unpack(packed: bytes) -> Solution:
-    """The solution that `pack` was given; nothing is judged anew."""
+    """The solution that `pack` was given; nothing is validated again."""
     values = marshal.loads(packed)  # noqa: S302  bytes that this process made
     problem, solution = object.__new__(Problem), object.__new__(Solution)
     for put, value in zip(_PUT_PROBLEM, values[: len(COLUMNS)], strict=True):
@@ -42,7 +42,7 @@ def unpack(packed: bytes) -> Solution:
 
 
 class Solutions(Sequence[Solution]):
-    """A list of solutions that holds them packed; each is made anew when it is looked at."""
+    """A list of solutions that holds them packed; each is unpacked when it is read."""
 
     __slots__ = ("packed",)
 
@@ -51,7 +51,7 @@ class Solutions(Sequence[Solution]):
 
     @classmethod
     def of(cls, packed: Iterable[bytes]) -> Solutions:
-        """Make it from solutions that are packed already."""
+        """A list of solutions that are packed already."""
         whole = cls()
         whole.packed += packed
         return whole

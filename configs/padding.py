@@ -1,7 +1,7 @@
-"""AITER's two levels of padded M, by which sizes near each other share one solution, and its other families' rules.
+"""AITER's two levels of padded M, by which neighbouring sizes share one solution, and the rules of its other families.
 
-Source: AITER `getPaddedM(M, N, K, gl)`; `level` is its gl.  K takes no part.  A table row serves a padded look-up
-only if it was proven over its whole bucket (`Solution.covers`); AITER lets every row do that.
+Source: AITER `getPaddedM(M, N, K, gl)`; `level` is its gl, and K does not matter.  A table row serves a padded look-up
+only if it was proven over its whole bucket (`Solution.covers`); in AITER every row does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def coarse_m(m: int, n: int) -> int:
 
 
 def padded_m(m: int, n: int, covers: str) -> int:
-    """M under which a row that covers exact, fine or coarse is filed."""
+    """The M in the key of a row that covers exact, fine or coarse."""
     if covers == "exact":
         return m
     return fine_m(m) if covers == "fine" else coarse_m(m, n)
@@ -42,7 +42,7 @@ def ck_m(m: int) -> int:
         return 16
     if m <= 16384:
         return coarse_m(m, 1)
-    return max(m, 20480)  # beyond the last step only the size itself
+    return max(m, 20480)  # beyond the last step M is not padded
 
 
 def moe_m(tokens: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The problem: all that decides which kernel is right for a GEMM, and nothing else.
+"""The problem: everything that decides which kernel is right for a GEMM, and nothing else.
 
 A Problem is the key of the whole system: the hook counts one per call, the store keeps one row per distinct
 one, the daemon tunes one at a time.  Calls with equal Problems share a solution; if they must not, a field is
@@ -60,13 +60,13 @@ WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
 SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor", "1x64")
 SCALE_LAYOUTS: Final = ("row", "col", "row_padded", "col_padded", "swizzled", "other")
-# What a scale is where nothing else is said: of W beside that of X, and its dtype
+# The defaults of scales: W's kind for that of X, and the dtype for a kind
 _SCALE_OF_W: Final = {"1x128": "128x128"}
 _SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_e4m3"}
 
 MAX_DIM: Final = 2**31 - 1
 MAX_THREADS: Final = 32767
-CHAIN_M: Final = 256  # what stands for every M in a batch-invariant problem; its solution is proven at each M up to it
+CHAIN_M: Final = 256  # the m of every batch-invariant problem, whose solution is proven at each M up to it
 _WORD: Final = re.compile(r"[a-z0-9_]{1,40}")
 OTHERS_FAMILY: Final = re.compile(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # of another package: package.family
 
@@ -88,11 +88,11 @@ class Problem:
     packing: the layout of a weight that is packed or shuffled, where there are several.
     threads: the CPU threads of the calling process; 0 on other devices.
     math_mode: `ieee`, or what the program allowed: `tf32`, `bf16` (inside fp32), `reduced` (16-bit reductions).
-    batch_invariant: the bits of a row of Y must not depend on the other rows, nor on how many there are.  One solution
-    then serves every M, so M and how X lies are no part of such a problem: m is CHAIN_M and X row-major, whatever was
-    said.  Dense problems with plain weights only.
-    experts, topk, inter, act: of moe alone, and needed there.  inter: width between the two products; act: the
-    activation, `silu`, with `_gated` after it when the first product has gate and up halves, then `_weighted` when the
+    batch_invariant: the bits of a row of Y must not depend on the other rows, nor on their number.  One solution then
+    serves every M, so such a problem has neither M nor the layout of X: m is always CHAIN_M and X row-major.  Only for
+    dense problems with plain weights.
+    experts, topk, inter, act: only for moe, which needs them.  inter: width between the two products; act: the
+    activation, `silu`, followed by `_gated` if the first product has gate and up halves, and by `_weighted` if the
     routing weights are applied before the activation.
     """
 
@@ -127,7 +127,7 @@ class Problem:
         words = _words_of(self)
         try:
             filled = _filled(words)
-        except TypeError:  # a list where a word belongs cannot be looked up, but it can be named
+        except TypeError:  # a list, say, where a word belongs: it cannot be looked up, but the error can name it
             filled = _filled.__wrapped__(words)
         for name, word in filled:
             object.__setattr__(self, name, word)
@@ -161,7 +161,7 @@ class Problem:
             raise ProblemError(f"{name} is {value!r}, expected an integer from 1 to {MAX_DIM}{where}")
 
     def _check_experts(self) -> None:
-        """What only mixtures of experts have, in family moe; those of other packages may have some of it."""
+        """Check the columns of mixtures of experts: moe has all of them, families of other packages may have some."""
         ours = self.family in FAMILIES
         for name, value in zip(_EXPERTS, _of_experts(self), strict=True):
             if ours and self.family != "moe":
@@ -174,9 +174,9 @@ class Problem:
 
     @property
     def operands(self) -> str:
-        """The kind of operands, whatever their sizes: this text decides what a version can tune.
+        """The kinds of operands without their sizes, as text, by which a version says what it can tune.
 
-        The store has the same text as a column of its own (db/migrations).
+        The store keeps this text in a column (db/migrations).
         """
         types = f"{self.dtype}/{self.wdtype}>{self.out_dtype}"
         return f"{self.family} {types} {self.scale}/{self.wscale} {self.weight_state}"
@@ -191,19 +191,19 @@ class Problem:
 
     @property
     def weights_read(self) -> int:
-        """Matrices W that a call reads at most: of grouped products those of groups that can have rows."""
+        """How many matrices W a call reads at most; of grouped products, how many groups can have rows."""
         return min(self.batch, self.m) if self.family == "grouped" else self.batch
 
     @property
     def first_width(self) -> int:
-        """Columns of a mixture's first product: gate and up lie side by side."""
+        """Columns of a mixture's first product, where gate and up lie side by side."""
         return (self.inter or 1) * (2 if "_gated" in (self.act or "") else 1)
 
     @property
     def bytes(self) -> int:
         """Bytes that must be moved once: X, W, Y, a full C (AITER's rule).
 
-        Scales are not among them, up to 1/32 more of weights of 8 bits and 1/4 of 4.
+        Scales do not count, which are up to 1/32 of weights of 8 bits and 1/4 of those of 4.
         """
         if self.family == "moe":  # the weights of all experts, whichever are used
             weights = (self.first_width + (self.inter or 1)) * self.k * (self.experts or 1) * DTYPE_BYTES[self.wdtype]
@@ -215,23 +215,23 @@ class Problem:
         return int((1 if self.family == "grouped" else self.batch) * (x + y) + w)
 
     def with_m(self, m: int) -> Problem:
-        """The same problem with another number of rows; a batch-invariant one is the same for every number."""
+        """The same problem with another number of rows; a batch-invariant one does not change."""
         return replace(self, m=m)
 
     def with_shape(self, m: int, n: int, k: int) -> Problem:
-        """The same problem with other sizes, for callers that make many: all else is taken as it was judged here."""
+        """The same problem with other sizes, for callers that make many: nothing else is validated again."""
         if self.batch_invariant:
             return replace(self, n=n, k=k)
         for size in (m, n, k):
             if type(size) is not int or not 0 < size <= MAX_DIM:
-                return replace(self, m=m, n=n, k=k)  # which says what is wrong
+                return replace(self, m=m, n=n, k=k)  # raises the error that says what is wrong
         other = object.__new__(Problem)
         for put, value in zip(_PUT, (m, n, k, *_all_but_sizes(self)), strict=True):
             put(other, value)
         return other
 
     def at(self, m: int) -> Problem:
-        """One size of a batch-invariant problem, as one that may be run, timed and compared by itself."""
+        """One size of a batch-invariant problem, as an ordinary problem that can be run, timed and compared."""
         return replace(self, batch_invariant=False, m=m)
 
     def row(self) -> dict[str, Any]:
@@ -240,10 +240,10 @@ class Problem:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Problem:
-        """Build from a mapping of columns, at least m, n and k.
+        """Build from a mapping of columns, at least m, n and k. Raises ProblemError.
 
-        A column that we do not know is refused, since it may decide: the row is then another problem than the one that
-        we would make of it.  Integers 0 and 1 are taken for booleans, as SQLite returns them.  Raises ProblemError.
+        An unknown column is refused, since it may matter: without it the row would be read as another problem.
+        Integers 0 and 1 are taken as booleans, since SQLite returns them.
         """
         known = dict(row)
         for name in SWITCHES:
@@ -259,9 +259,9 @@ class Problem:
 
     @property
     def rest(self) -> str:
-        """All that decides but m: `name=value` of each column that differs from what it is when nothing is said.
+        """Everything but m, as text: `name=value` for each column that differs from its default.
 
-        Problems of equal rest differ in m alone.  A column that comes later changes the text of no older problem.
+        Problems with equal rest differ only in m.  A column that is added later changes the text of no older problem.
         """
         before, after, _, _ = _texts_around(_all_but_sizes(self))
         return f"{before}n={self.n},k={self.k}{after}"
@@ -295,7 +295,7 @@ class Problem:
 def known_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
     """The problems of rows with a column `problem`, spelled as str() does, each once.
 
-    Rows of a newer version, which name what we do not know, are passed over.
+    Rows of a newer version, with names that we do not know, are skipped.
     """
     found: dict[Problem, None] = {}
     for row in rows:
@@ -305,7 +305,7 @@ def known_problems(rows: Iterable[Mapping[str, Any]]) -> list[Problem]:
 
 
 def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
-    """The problem as a program calls it that left torch's switches alone, for sources that tell no math mode.
+    """The problem as called in a program that did not change torch's switches, for sources without a math mode.
 
     torch lets cuBLAS add up 16-bit products in 16 bit on GPUs unless told otherwise (torch.backends.cuda.matmul), and
     the hook keys such calls by it.  Scaled products have their mode from the call, other dtypes none by default.
@@ -316,7 +316,7 @@ def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
 
 COLUMNS: Final = tuple(f.name for f in fields(Problem))
 _DEFAULTS: Final = {f.name: f.default for f in fields(Problem)}
-# What "" becomes; one after the other, in this order
+# What "" becomes, column by column in this order
 _IMPLIED: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
     "wdtype": lambda told: told["dtype"],
     "out_dtype": lambda told: told["dtype"],
@@ -349,12 +349,12 @@ _words_of: Final = attrgetter(*_WORDS)
 _sizes_of: Final = attrgetter(*_SIZES)
 _all_but_sizes: Final = attrgetter(*_OTHERS)
 _PUT: Final = [getattr(Problem, name).__set__ for name in ("m", "n", "k", *_OTHERS)]  # of a frozen one's slots
-_KINDS: Final = 1024  # problems of a program differ in sizes and in little else, so that all else is judged once
+_KINDS: Final = 1024  # problems of a program differ mostly in sizes, so everything else is validated once
 
 
 @lru_cache(_KINDS)
 def _filled(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """(column, word) for each of _WORDS that is "". Raises ProblemError for a word that we do not know."""
+    """(column, default) for each of _WORDS that is "". Raises ProblemError for an unknown word."""
     told = dict(zip(_WORDS, words, strict=True))
     filled: dict[str, str] = {}
     for name, of in _IMPLIED.items():
@@ -376,7 +376,7 @@ def _filled(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(_KINDS)
 def _texts_around(values: tuple[Any, ...]) -> tuple[str, str, str, str]:
-    """What stands before and after the sizes in a problem's two texts: in `rest`, and in its spelling."""
+    """The text before and after the sizes, in both texts of a problem: `rest` and str()."""
     told = dict(zip(_OTHERS, values, strict=True))
     unsaid = {name: _IMPLIED[name](told) if name in _IMPLIED else _DEFAULTS[name] for name in _OTHERS}
     said = {name: written(value) for name, value in told.items() if value != unsaid[name]}

@@ -1,11 +1,11 @@
-"""Telling the user something from inside a program that is not ours: one line on stderr, and never an exception.
+"""Messages to the user from inside a user's program: one line on stderr, and never an exception.
 
-`logging` is not for our own thread: it asks `threading` who runs, which makes that thread known there, and then a
-program that joins every thread it finds waits for ever.  Whoever logs in code that runs in both places calls `tell`.
+Our own thread must not use `logging`: it asks `threading` for the current thread, which registers ours there, and a
+program that joins every thread it finds would wait for ever.  Code that runs in both kinds of threads calls `tell`.
 
-A program may close descriptor 2, and the next file or socket that it opens then has that number, whatever sys.stderr
-says.  So the descriptor is written to only while it leads where it led when the hook began, or to where stdout goes:
-a program that has sent both to a log has done that on purpose.
+A program may close descriptor 2, and then the next file or socket that it opens has that number, whatever sys.stderr
+says.  So we write to the descriptor only while it refers to the same file as when the hook began, or to the same as
+stdout: a program that sends both to a log does so on purpose.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any, Final
 _STDERR: Final = 2
 _STDOUT: Final = 1
 _ours: set[int] = set()  # idents of our threads
-_led_to: list[tuple[int, int] | None] = []  # where descriptor 2 led when the hook began; empty before that
+_led_to: list[tuple[int, int] | None] = []  # what descriptor 2 referred to when the hook began; empty before that
 
 
 def begin() -> None:
-    """The hook begins: what descriptor 2 leads to now is the program's stderr."""
+    """The hook begins: what descriptor 2 refers to now is the program's stderr."""
     _led_to[:] = [_leads_to(_STDERR)]
 
 
 def our_thread() -> None:
-    """The calling thread is ours: what is said here goes to the descriptor and not through the program's objects."""
+    """The calling thread is ours: its messages go to the descriptor, not through the program's sys.stderr."""
     _ours.add(_thread.get_ident())
 
 
 def our_thread_is_nobody() -> None:
-    """Have `threading` forget the calling thread, ours, if code of the program's has asked it who that is.
+    """Make `threading` forget the calling thread, ours, in case code of the program has asked for the current thread.
 
-    Finalizers of the program's objects run in whichever thread the garbage collector does, and one that logs asks that.
-    What `threading` would hold is a stand-in that nobody can join.
+    Finalizers of the program's objects run in the thread of the garbage collector, and one that logs asks for it.
+    `threading` would then keep a stand-in that nobody can join.
     """
     threading = sys.modules.get("threading")
     known: dict[int, object] = getattr(threading, "_active", {})
@@ -46,12 +46,12 @@ def our_thread_is_nobody() -> None:
 
 
 def our_thread_ends() -> None:
-    """Undo `our_thread`: its ident may be another thread's next."""
+    """Undo `our_thread`, since another thread may get its ident next."""
     _ours.discard(_thread.get_ident())
 
 
 def after_fork() -> None:
-    """In a forked child: our threads are not here, and their idents may become those of others."""
+    """In a forked child: our threads do not exist here, and other threads may get their idents."""
     _ours.clear()
 
 
@@ -61,7 +61,7 @@ def say(text: str) -> None:
 
 
 def say_line(line: str) -> None:
-    """A line of ours on stderr; nowhere when the program has none, or nobody reads it."""
+    """Write a line of ours to stderr; nowhere if the program has none, or nobody reads it."""
     try:
         stream = sys.stderr
         if stream is None:
@@ -84,14 +84,14 @@ def say_line(line: str) -> None:
 
 
 class Once:
-    """Texts that were said already, the newest of them: what comes again after many others is said again."""
+    """Remembers which texts were said, the newest `most` of them: one that comes again after many others is new."""
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
         self._told: dict[str, None] = {}
 
     def is_new(self, text: str) -> bool:
-        """True for a text that was not said yet; from now on it was."""
+        """True for a text that was not said yet; it counts as said from now on."""
         new = self._told.pop(text, self) is self
         self._told[text] = None
         if len(self._told) > self._most:
@@ -100,7 +100,7 @@ class Once:
 
 
 def tell(log: logging.Logger, level: int, message: str, *values: object) -> None:
-    """As log.log; in our thread a warning is said on stderr and the rest is dropped."""
+    """As log.log; but in our thread a warning goes to stderr, and lower levels are dropped."""
     if _thread.get_ident() not in _ours:
         log.log(level, message, *values)
     elif level >= logging.WARNING:
@@ -108,7 +108,7 @@ def tell(log: logging.Logger, level: int, message: str, *values: object) -> None
 
 
 def _is_stderr() -> bool:
-    """Whether descriptor 2 is the program's stderr, and no file or socket that it has opened since."""
+    """Whether descriptor 2 is still the program's stderr, and not a file or socket that it has opened since."""
     if not _led_to:
         begin()
     now = _leads_to(_STDERR)
@@ -116,9 +116,9 @@ def _is_stderr() -> bool:
 
 
 def _leads_to(fd: int) -> tuple[int, int] | None:
-    """(st_dev, st_ino) of a standard stream; None for what is none.
+    """(st_dev, st_ino) of a standard stream; None for a descriptor that is none.
 
-    It came through an exec, or dup2 put it there: neither leaves it to be closed on exec, as Python opens all files.
+    Standard streams come from exec or dup2 and stay open on exec; files that Python opens are closed on exec.
     """
     try:
         facts = os.fstat(fd)
@@ -136,9 +136,9 @@ def _number_of(stream: Any) -> int | None:
 
 
 def _takes_a_line(fd: int) -> bool:
-    """Whether a line of PIPE_BUF bytes can be written without waiting: not where nobody reads, or a pipe is full.
+    """Whether a line of PIPE_BUF bytes can be written without waiting; not if nobody reads, or the pipe is full.
 
-    Who started the program may read its stderr only once it has ended, and it would never end.
+    A parent may read the program's stderr only after its end, which would never come if we waited.
     """
     poll = select.poll()
     poll.register(fd, select.POLLOUT)

@@ -1,4 +1,4 @@
-"""What a running program tells the store: sightings of problems, and the state of its hook."""
+"""What a running program writes to the store: sightings of problems, and the state of its hook."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ OUTCOMES: Final = ("miss", "exact", "padded")  # index = code in the native tabl
 
 @value_class
 class Sighting:
-    """This process called this problem `calls` times since it last said so.
+    """A process called this problem `calls` times since its last sighting of it.
 
-    outcome: what the look-up gave at the call.  graph: the call was recorded into a CUDA graph.
-    sampled_calls, sampled_us: calls whose duration was taken on the way (CPU only), and their sum.
-    place: the device of this process it ran on, `cpu` or `cuda:0`.
-    phase: what part of the program's life it was, such as `warm-up`; "" for the traffic of its users.
+    outcome: the result of the look-up at the call.  graph: the call was captured into a CUDA graph.
+    sampled_calls, sampled_us: how many of the calls were timed (CPU only), and their total time.
+    place: the process's device that it ran on, `cpu` or `cuda:0`.
+    phase: the part of the program's life, such as `warm-up`; "" for the traffic of its users.
     """
 
     problem: Problem
@@ -34,13 +34,13 @@ class Sighting:
 class Session:
     """One hooked process, as `gemmtuned status` shows it.
 
-    path: `native`, `off`.  generation: of the table in use, active_us: since when (UTC
-    microseconds, 0 before the first).
-    note: why it is not native, or why dispatch is off; empty when all is well.
-    rank: which of several ranks it is; None when it is not one of several, or does not know yet.
-    namespace: within which pid is unique (processes.pid_namespace); None where that cannot be known.
-    role: what it does for a serving engine, such as `worker`; empty for a program of one process.
-    operators: an engine's paths to products (hooks/foreign.py: known); "" where it has none.
+    path: `native`, `off`.  generation: of the table in use; active_us: since when it is in use (UTC microseconds, 0
+    before the first table).
+    note: why it is not native, or why dispatch is off; "" when all is well.
+    rank: its number among several ranks; None when there are not several, or it does not know yet.
+    namespace: the PID namespace, within which pid is unique (processes.pid_namespace); None if it is not known.
+    role: what it does for a serving engine, such as `worker`; "" for a program of one process.
+    operators: an engine's ways to products (`known` of hooks/foreign.py); "" if it has none.
     waited_us: how much longer it ran because its threads waited for CPUs that others used (hooks/crowd.py).
     """
 

@@ -1,4 +1,4 @@
-"""What was found for a problem, and where it holds: candidates, solutions, devices, environments.
+"""What was found for a problem and where it is valid: candidates, solutions, devices, environments.
 
 A *candidate* is a backend and config not yet measured; a *solution* is the candidate that was chosen, for a
 problem, a device, an environment and a mode.  "The default is best" is a solution too (backend `torch`, state
@@ -24,12 +24,12 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.value_class import value_class
 
 MODES: Final = ("eager", "graph")
-DEFAULT_BACKEND: Final = "torch"  # the incumbent wherever nothing is published
+DEFAULT_BACKEND: Final = "torch"  # what runs wherever nothing is published
 NAME: Final = re.compile(r"[A-Za-z0-9_.:+-]{1,200}")  # backend and kernel names: keys of a closed registry, never paths
 MAX_CONFIG: Final = 4096  # characters of a config
 STATES: Final = ("published", "default_best", "withdrawn", "pinned", "stale")
 LIVE_STATES: Final = ("published", "default_best", "pinned")  # states that count as a verdict
-CROWDED: Final = 0.15  # others used more of the device than this: ratios of times hold, the times do not
+CROWDED: Final = 0.15  # if others used more of the device, ratios of measured times are valid, but not the times
 
 
 @value_class
@@ -74,11 +74,11 @@ class Device:
 
 @value_class
 class Environment:
-    """A device and a torch, which decide what is asked for, and the versions that decide which solutions hold there.
+    """A device and a torch version, which share demand, and the versions that decide which solutions are valid there.
 
-    stamps: by the backend's name, or by `backend.kernel` (kernel_stamps) where a backend's configs name a kernel.  A
-    solution carries the stamp of what made it; it is used only where the same backend or kernel has an equal stamp.
-    tunable: what a worker here can tune, as Problem.operands says it; empty where no worker has said.
+    stamps: by the backend's name, or by `backend.kernel` (kernel_stamps) if a backend's configs name a kernel.  A
+    solution carries the stamp of what made it, and is used only where the same backend or kernel has an equal stamp.
+    tunable: what a worker here can tune, as texts of Problem.operands; empty before a worker has said so.
     """
 
     device: Device
@@ -87,7 +87,7 @@ class Environment:
 
     @property
     def key(self) -> str:
-        """Canonical text of device and torch: environments of equal key share their demand, whatever else they have."""
+        """Canonical text of device and torch; environments with equal keys share their demand."""
         return f"{self.device.key} {DEFAULT_BACKEND}={self.stamps.get(DEFAULT_BACKEND, '')}"
 
     @property
@@ -96,7 +96,7 @@ class Environment:
         return frozenset(name.partition(".")[0] for name in self.stamps)
 
     def stamp_of(self, candidate: Candidate) -> str | None:
-        """The stamp of a solution by this candidate; None where its backend, or its kernel, is not here."""
+        """The stamp of a solution by this candidate; None if its backend or kernel is not here."""
         whole = self.stamps.get(candidate.backend)
         return whole if whole is not None else self.stamps.get(f"{candidate.backend}.{candidate.kernel}")
 
@@ -108,7 +108,7 @@ class Environment:
 def kernel_stamps(backend: str, versions: Mapping[str, str]) -> dict[str, str]:
     """Stamps of a backend's kernels, for Environment: by `backend.kernel`, each beginning with the kernel's name.
 
-    versions: all else that must be equal, by the kernel's name (its source, its compiler, the architecture).
+    versions: what else must be equal (source, compiler, architecture), by the kernel's name.
     """
     return {f"{backend}.{kernel}": f"{kernel}/{version}" for kernel, version in versions.items()}
 
@@ -148,7 +148,7 @@ class Solution:
     def to_row(self) -> dict[str, Any]:
         """One line of a published table: problem columns, then ours."""
         row = {**self.problem.row(), **{name: getattr(self, name) for name in _OWN}}
-        if not self.problem.batch_invariant:  # versions that do not know the column read these rows on
+        if not self.problem.batch_invariant:  # so that versions without that column can still read these rows
             del row["batch_invariant"]
         return {**row, "launch": self.launch} if self.launch else row
 
