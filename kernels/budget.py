@@ -1,10 +1,10 @@
-"""The places of a search, dealt out over all that backends and kernels offer.
+"""Deals out the places of a search over the candidates that backends and kernels offer.
 
-Each candidate of a search costs device time, so there are MOST of them.  budget.json says how many each backend, and
-each kernel of ours, gets for how many rows of X: what measured as hopeless there gets none.  Within its share a kernel
-has its candidates in the order of their estimates, but of those that are alike (same rows of W and slices of K, say) a
-few come first and the others after everything else: an estimate tells stages or blocks of K apart less surely than it
-costs to try another group.
+Each candidate costs device time, so a search has MOST of them.  budget.json says how many places each backend, and each
+kernel of ours, has for how many rows of X; one that was never good there has none.  A kernel's candidates come in the
+order of their estimated times, but of those that are alike (same rows of W and slices of K, say) only a few come first
+and the others after everything else: estimates do not distinguish numbers of stages or blocks of K well enough to try
+these before other groups.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Places for a problem.
+    """The places for a problem.
 
-    backends: at most, by name; one without an entry has as many as it likes.  kernels: at most, by `backend.kernel`;
-    one without an entry has `unmeasured`.  alike: how many of one kernel that are alike come first; any number without.
+    backends: the most places by name; a backend without an entry has no limit.  kernels: the most places by
+    `backend.kernel`; one without an entry has `unmeasured`.  alike: how many like candidates of a kernel come first; of
+    one without an entry all.
     """
 
     backends: Mapping[str, int]
@@ -41,23 +42,23 @@ class Shares:
     unmeasured: int
 
     def of_backend(self, name: str) -> int:
-        """Its places."""
+        """The most places for it."""
         return min(self.backends.get(name, MOST), MOST)
 
     def of_kernel(self, name: str) -> int:
-        """Its places."""
+        """The most places for it."""
         return self.kernels.get(name, self.unmeasured)
 
 
 def deal(problem: Problem, device: Device, offers: Mapping[str, Iterable[Offer]]) -> dict[str, list[Candidate]]:
-    """What of each backend's offers gets a place for this problem, the best first; backends in the order given."""
+    """Each backend's offers that get a place for this problem, the best first; backends in the order given."""
     found = {name: list(offered) for name, offered in offers.items()}
     shares = shares_for(problem, device, {offer.kernel for offered in found.values() for offer in offered})
     return {name: chosen_of(offered, shares, shares.of_backend(name)) for name, offered in found.items()}
 
 
 def in_turns(lists: Iterable[Iterable[_T]]) -> Iterator[_T | None]:
-    """The first of each list, then the second of each, and so on; None where a list is at its end."""
+    """The first of each list, then the second of each, and so on; None for lists that have ended."""
     return chain.from_iterable(zip_longest(*lists))
 
 
@@ -68,7 +69,7 @@ def shares_for(problem: Problem, device: Device, kernels: Iterable[str]) -> Shar
 
 
 def row_for(problem: Problem, device: Device, kernels: Iterable[str]) -> dict[str, Any]:
-    """The first row of budget.json that is about this many rows of X, this device and kernels that offer something."""
+    """The first row of budget.json for this many rows of X, this device, and kernels that have offers."""
     there = set(kernels)
     for row in _table()["rows"]:
         if (

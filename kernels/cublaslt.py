@@ -1,10 +1,10 @@
 """NVIDIA's cuBLASLt, bound with ctypes for the worker: which algorithms there are, and running one of them.
 
-The only Python file that calls it (running programs call it from hooks/native/cublaslt.h).  It is the library that
-torch has loaded, so what is measured is what programs have.  Enumerations are those of cublasLt.h, whose documentation
-is https://docs.nvidia.com/cuda/cublas/#cublaslt-datatypes-reference.
+Only this Python file calls it (running programs call it from hooks/native/cublaslt.h).  We use the library that torch
+has loaded, so that we measure what programs run.  Enumerations are those of cublasLt.h, documented at
+https://docs.nvidia.com/cuda/cublas/#cublaslt-datatypes-reference.
 
-cuBLASLt thinks in columns: Y[M, N] in rows is a column-major [N, M], so its A is our [K, N] operand and its B our X.
+cuBLASLt is column-major: our row-major Y[M, N] is its [N, M], so its A is our [K, N] operand and its B our X.
 Operands are named by their slots: x, w (as torch's calls take it, [K, N]), scale_x, scale_w, bias, c, y.
 """
 
@@ -25,7 +25,7 @@ from gemmtuned.configs.tunable import widens
 
 DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8_e4m3": 28, "fp8_e5m2": 29}  # cudaDataType
 SCALE_MODES: Final = {"tensor": 0, "row": 3, "1x128": 4, "128x128": 5}  # cublasLtMatmulMatrixScale_t, sm_90's
-POINTER_ALIGN: Final = 16  # bytes, promised to the heuristic
+POINTER_ALIGN: Final = 16  # bytes of alignment that we promise to the heuristic
 MAX_WORKSPACE_BYTES: Final = 32 << 20  # what torch allows on sm_90
 COMPUTES: Final = {"f32": 68, "tf32": 77}  # cublasComputeType_t
 _EPILOGUE_BIAS: Final = 4
@@ -33,9 +33,9 @@ _DESC_TRANSA, _DESC_TRANSB, _DESC_EPILOGUE, _DESC_BIAS = 3, 4, 7, 8
 _DESC_SCALE_A, _DESC_SCALE_B, _DESC_FAST, _DESC_MODE_A, _DESC_MODE_B = 17, 18, 25, 31, 32
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
 _PREF_WORKSPACE, _PREF_REDUCTION, _PREF_ALIGN = 1, 3, (5, 6, 7, 8)
-# How slices of K are added up, as a mask: in place (atomics, in the output's type), in fp32, in the output's type
+# Ways to add up slices of K, as a mask: in place (atomics, in the output's type), in fp32, in the output's type
 _IN_PLACE, _COMPUTE_TYPE, _OUTPUT_TYPE = 1, 2, 4
-_ASK: Final = 32  # algorithms a question; the library's answers end sooner
+_ASK: Final = 32  # algorithms per query; the library returns fewer
 ATTRIBUTES: Final = {  # name: (attribute of an algorithm, its type); the names are those of our configs
     "algo": (0, c_int32), "tile": (1, c_uint32), "split": (2, c_int32), "reduction": (3, c_uint32),
     "swizzle": (4, c_uint32), "custom": (5, c_uint32), "stages": (6, c_uint32), "inner": (7, c_uint16),
@@ -75,7 +75,7 @@ def library() -> Any | None:
         return None
     for line in lines:
         path = line.partition("/")
-        if "libcublasLt.so" in path[2] and not path[2].endswith(" (deleted)"):  # replaced by an upgrade meanwhile
+        if "libcublasLt.so" in path[2] and not path[2].endswith(" (deleted)"):  # an upgrade has replaced it
             lib = ctypes.CDLL("/" + path[2])
             lib.cublasLtGetVersion.restype = c_size_t
             return lib
@@ -89,14 +89,14 @@ def version() -> int | None:
 
 
 def algorithms(problem: Problem) -> tuple[Algorithm, ...]:
-    """What the library's heuristic offers for the problem on the current device, its favourites first.
+    """The algorithms of the library's heuristic for the problem on the current device, the best first.
 
-    Asked with several limits of workspace and ways to reduce, because each question gets only some answers.
+    We query it with several workspace limits and ways to reduce, because each query returns only some algorithms.
     Raises CandidateFailed when the library does not run the problem.
     """
     found: dict[bytes, Algorithm] = {}
     schemes = [_COMPUTE_TYPE]
-    reduces = problem.math_mode == "reduced" and problem.scale == "none"  # of scaled products it is about fast sums
+    reduces = problem.math_mode == "reduced" and problem.scale == "none"  # of scaled ones: fast sums
     if reduces:
         schemes.append(_OUTPUT_TYPE)
     if not problem.deterministic and (reduces or problem.dtype == "fp32"):
@@ -169,7 +169,7 @@ class _Call:
                 )
             results = (_Heuristic * _ASK)()
             count = c_int32()
-            # NOT_SUPPORTED is its way to say "none under these conditions"
+            # NOT_SUPPORTED means that there is none under these conditions
             self.lib.cublasLtMatmulAlgoGetHeuristic(
                 self.handle, self.desc, self.a, self.b, self.c, self.d, preference, _ASK, results, byref(count)
             )
@@ -236,7 +236,7 @@ def _described(problem: Problem, tensors: Mapping[str, Any] | None = None) -> It
             return out
 
         def layout(name: str, dtype: str, rows: int, columns: int, turned: bool = False) -> c_void_p:
-            """The layout of a matrix with this many rows; the library is given our rows as its columns."""
+            """The library's layout of a matrix with this many rows, which are its columns."""
             rows, columns = (columns, rows) if turned else (rows, columns)
             leading, batch_stride = _distances(given.get(name), turned, rows, columns)
             sizes = (c_int32(DATA_TYPES[dtype]), c_uint64(columns), c_uint64(rows), ctypes.c_int64(leading))
@@ -261,7 +261,7 @@ def _described(problem: Problem, tensors: Mapping[str, Any] | None = None) -> It
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise CandidateFailed for what the library is not asked for."""
+    """Raise CandidateFailed for problems that we do not run with the library."""
     p = problem
     if p.threads or p.weight_state != "plain" or p.layout not in ("nn", "nt", "tn", "tt"):
         raise CandidateFailed(f"{p}: cuBLASLt is asked for plain operands without gaps, on a GPU")
@@ -284,7 +284,7 @@ def check_problem(problem: Problem) -> None:
 
 
 def _is_read(scale: str, lies: str, rows: int, k: int) -> bool:
-    """Whether it reads scales that lie so: those of a step of K side by side, of 128 rows a multiple of 4 apart."""
+    """Whether the library reads scales with this layout: 1x128 column by column, 128x128 in rows of a multiple of 4."""
     if scale == "1x128":
         return rows == 1 or lies == "col"
     if scale == "128x128":
@@ -305,7 +305,7 @@ def _settings(p: Problem, given: Mapping[str, Any]) -> Iterator[tuple[int, Any]]
         yield _DESC_BIAS, address("bias")
     if p.scale != "none":
         for mode, scale in ((_DESC_MODE_A, p.wscale), (_DESC_MODE_B, p.scale)):
-            if SCALE_MODES[scale]:  # older libraries have no modes, but the scale of a tensor
+            if SCALE_MODES[scale]:  # older libraries have no modes, only one scale per tensor
                 yield mode, c_int32(SCALE_MODES[scale])
         yield _DESC_SCALE_A, address("scale_w")
         yield _DESC_SCALE_B, address("scale_x")

@@ -1,10 +1,10 @@
-"""A mixture of experts by torch's own calls: what every way to run one has to give, and what runs where none is known.
+"""A mixture of experts by torch's own calls: the reference for all kernels, and what runs without one of them.
 
     H[pair] = act(X[token] W1[e]^T + b1[e])         for each pair of a token and one of its experts e, rounded as X is
     Y[token] = sum over its pairs of weight[pair] (H[pair] W2[e]^T + b2[e])
 
-A pair whose expert is not in 0 .. E - 1 adds nothing: a token without experts gets zeros, and experts without tokens
-are not read.  No sum is made with atomics, so equal calls give equal bits.
+A pair whose expert is not in 0 .. E - 1 adds nothing; a token without experts gets zeros, and experts without tokens
+are not read.  No sum uses atomics, so equal calls give equal bits.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from torch import Tensor
 
 from gemmtuned.kernels.dtypes import bits
 
-PAIRS: Final = ("mxfp4", "int4")  # of two numbers a byte
-MOST_DEQUANTISED: Final = 1 << 32  # bytes of one weight of all experts, which a graph keeps
+PAIRS: Final = ("mxfp4", "int4")  # quantisations with two numbers per byte
+MOST_DEQUANTISED: Final = 1 << 32  # bytes of one dequantised weight of all experts, which a CUDA graph would keep
 LIMIT, ALPHA = 7.0, 1.702  # of gpt-oss's swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """act: silu, gelu or swiglu.  gated: the first product has gate and up halves; interleaved: they alternate by row.
+    """How a mixture computes.
 
+    act: silu, gelu or swiglu.  gated: the first product has gate and up halves; interleaved: they alternate by row.
     weighted: the routing weights multiply the first product instead of the second.
     quant: how the weights are kept: as they are (none); in 8 bits with one scale per expert (tensor), per row (row) or
     per block (128x128); as e2m1 with an e8m0 scale per 32 of them (mxfp4); as int4.
@@ -46,7 +47,7 @@ class How:
 class Operands:
     """x [T, D], w1 [E, 2 I or I, D], w2 [E, D, I], weights, ids [T, topk], scales [E, ...], biases [E, N].
 
-    weights: in fp32.  Of 4 bits two stand in a byte, the lower first: the last side of w1 and w2 is half as long.
+    weights: in fp32.  Weights of 4 bits are packed two per byte, the lower bits first, along the last side.
     """
 
     x: Tensor
@@ -61,10 +62,10 @@ class Operands:
 
 
 def run(o: Operands, how: How) -> Tensor:
-    """Y [T, D] in X's type, by the form that can run here: the grouped one, else expert after expert.
+    """Y [T, D] in X's type, by the grouped form if it can run here, else expert after expert.
 
-    In a CUDA graph nothing tells which experts are visited: pairs are dealt with one by one where they are few, and
-    more of them by the grouped form, which dequantises every expert, where that does not take too much memory.
+    In a CUDA graph the visited experts are not known.  There few pairs run one by one, and more of them by the grouped
+    form, which dequantises every expert, if that does not take too much memory.
     """
     plain = how.quant == "none"
     if not _is_captured(o.x):
@@ -76,24 +77,24 @@ def run(o: Operands, how: How) -> Tensor:
 
 
 def by_expert(o: Operands, how: How) -> Tensor:
-    """Expert after expert, each with the rows that visit it; it waits for a GPU to say which do."""
+    """Expert after expert, each with the rows that visit it; this waits for the GPU to know which."""
     flat, topk = o.ids.flatten(), o.ids.shape[1]
     parts = o.x.new_zeros(len(flat), o.w2.shape[1])
     weights = o.weights.flatten()
     visited = [e for e in torch.unique(flat).tolist() if 0 <= e < len(o.w1)]
-    for e in visited or [0]:  # of no rows where none is: derivatives are zeros then, and not missing
+    for e in visited or [0]:  # without any, one expert on no rows: derivatives are then zeros, not missing
         pairs = (flat == e).nonzero()[:, 0]
         parts = _with(parts, pairs, _expert(o, how, e, o.x[pairs // topk], weights[pairs]))
     return _added(o, how, parts)
 
 
 def of_no_tokens(o: Operands, how: How) -> Tensor:
-    """Y [0, D], with derivatives, which are zeros."""
+    """Y [0, D], differentiable: all derivatives are zeros."""
     return _added(o, how, _expert(o, how, 0, o.x, o.weights.flatten()))
 
 
 def every_expert(o: Operands, how: How) -> Tensor:
-    """Each expert on all rows: the form without a wait that runs everywhere, for CUDA graphs. Slow."""
+    """Each expert on all rows: slow, but it never waits for the GPU and runs everywhere; for CUDA graphs."""
     flat = o.ids.flatten()
     rows = o.x.repeat_interleave(o.ids.shape[1], 0)
     parts = o.x.new_zeros(len(flat), o.w2.shape[1])
@@ -104,7 +105,7 @@ def every_expert(o: Operands, how: How) -> Tensor:
 
 
 def every_pair(o: Operands, how: How) -> Tensor:
-    """Pair after pair, with its expert's weights copied out: the form without a wait for few pairs of many experts."""
+    """Pair after pair, with a copy of its expert's weights: no wait for the GPU; for few pairs of many experts."""
     flat, topk, weights = o.ids.flatten(), o.ids.shape[1], o.weights.flatten()
     here = (flat >= 0) & (flat < len(o.w1))
     e = torch.where(here, flat, 0).long()
@@ -127,7 +128,7 @@ def _picked(t: Tensor, index: Tensor) -> Tensor:
 
 
 def grouped_runs(o: Operands) -> bool:
-    """Whether torch's grouped product takes these, without a wait on GPUs: bf16 of sizes that are multiples of 8."""
+    """Whether torch's grouped product takes these operands: bf16, and sizes that are multiples of 8."""
     if o.x.dtype != torch.bfloat16 or o.x.shape[1] % 8 or o.w2.shape[2] % 8 or not o.x.shape[0]:
         return False
     if not (o.w1.is_contiguous() and o.w2.is_contiguous()):
@@ -136,9 +137,9 @@ def grouped_runs(o: Operands) -> bool:
 
 
 def grouped(o: Operands, how: How) -> Tensor:
-    """Pairs sorted by expert, and two of torch._grouped_mm; quantised weights are dequantised, each before its own."""
+    """Sort pairs by expert and call torch._grouped_mm twice; a quantised weight is dequantised before its call."""
     flat, topk, experts = o.ids.flatten(), o.ids.shape[1], len(o.w1)
-    e = torch.where((flat >= 0) & (flat < experts), flat, experts)  # nobody's pairs come last
+    e = torch.where((flat >= 0) & (flat < experts), flat, experts)  # pairs without an expert come last
     order = e.argsort(stable=True)
     at = e[order]
     ends = torch.searchsorted(at, torch.arange(experts, device=at.device, dtype=at.dtype), right=True).int()
@@ -148,15 +149,15 @@ def grouped(o: Operands, how: How) -> Tensor:
     y = torch._grouped_mm(h, _values(o.w2, o.scale2, how, o.x.dtype).mT, offs=ends)
     if o.bias2 is not None:
         y = y + o.bias2[mine]
-    parts = torch.where((at < experts)[:, None], y, 0)  # nobody wrote the rows behind the last group
+    parts = torch.where((at < experts)[:, None], y, 0)  # rows behind the last group were not written
     return _added(o, how, _with(torch.empty_like(parts), order, parts))
 
 
 def visited(o: Operands, how: How) -> tuple[Operands, How]:
-    """The same with the experts that are visited alone, their weights dequantised; it waits for a GPU to say which."""
+    """The same with only the visited experts, their weights dequantised; this waits for the GPU to know which."""
     here = (o.ids >= 0) & (o.ids < len(o.w1))
     found = torch.unique(o.ids[here]).long()
-    found = found if len(found) else found.new_zeros(1)  # a product of no experts is none
+    found = found if len(found) else found.new_zeros(1)  # torch has no grouped product of no experts
     ids = torch.where(here, torch.searchsorted(found, o.ids.long()), -1)
     few = found.tolist()
     w1, w2 = (_values(w, s, how, o.x.dtype, few) for w, s in ((o.w1, o.scale1), (o.w2, o.scale2)))
@@ -166,7 +167,7 @@ def visited(o: Operands, how: How) -> tuple[Operands, How]:
 
 
 def hidden(how: How, sums: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
-    """act of the first product's rows [P, N], in fp32, or fp64 where they are; weights [P], bias [N] or [P, N]."""
+    """The activation of the first product's rows [P, N], in fp32 (fp64 for fp64); weights [P], bias [N] or [P, N]."""
     sums = sums if sums.dtype == torch.float64 else sums.float()
     if how.weighted:
         sums = sums * weights[:, None]
@@ -184,7 +185,7 @@ def hidden(how: How, sums: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
 def dequantised(w: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype, *, by_table: bool = False) -> Tensor:
     """The values [rows, K] of one expert's weight in this dtype.
 
-    by_table: codes of 4 bits are looked up two at a time, by far the fastest form on CPUs; the bits are the same.
+    by_table: look up codes of 4 bits two at a time, by far the fastest way on CPUs; the bits are the same.
     """
     if quant == "none" or scale is None:
         return w.to(dtype)
@@ -204,7 +205,7 @@ def dequantised(w: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype,
 
 
 def _values(w: Tensor, scale: Tensor | None, how: How, dtype: torch.dtype, few: Sequence[int] = ()) -> Tensor:
-    """Of every expert, or of a few, one after the other: what is made between takes more memory than all of them."""
+    """The dequantised weights of these experts, one after the other, since the temporaries take more memory."""
     if how.quant == "none" or scale is None:
         return w[list(few)] if few else w
     experts = few or range(len(w))
@@ -226,14 +227,14 @@ def _of_codes(codes: Tensor, quant: str) -> Tensor:
 
 @lru_cache(8)
 def _pairs(quant: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Both numbers of each byte, the lower first."""
+    """The two numbers of each byte, the lower bits first."""
     with torch.inference_mode(False):
         both = torch.arange(256, device=device)
         return _of_codes(torch.stack([both & 15, both >> 4], -1), quant).to(dtype)
 
 
 def _of_e2m1(codes: Tensor) -> Tensor:
-    """Sign, two bits of exponent, one of mantissa, in fp32; without a table, which would come from the host."""
+    """e2m1 (sign, two bits of exponent, one of mantissa) as fp32; without a table, which would come from the host."""
     mantissa, exponent = (codes & 1).float(), codes >> 1 & 3
     size = torch.where(exponent == 0, mantissa / 2, (2 + mantissa) * (1 << exponent) / 4)
     return torch.where(codes > 7, -size, size)
@@ -247,10 +248,10 @@ def _of_e8m0(scale: Tensor) -> Tensor:
 
 
 def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> Operands:
-    """The same with local numbers of experts, -1 for others'.
+    """The same ids as local numbers of experts, -1 for those on other ranks.
 
-    mask: 1 for each global expert that is here, in order; or the local number of each, and -1 for others, which any
-    number but 0 and 1 tells, without a wait for a GPU.  tokens: how many of the rows are real.
+    mask: for each global expert 1 if it is here and 0 if not; or its local number, and -1 if it is elsewhere.  Any
+    number besides 0 and 1 shows that it is the latter, without a wait for the GPU.  tokens: how many rows are real.
     """
     ids = o.ids
     if mask is not None:
@@ -266,7 +267,7 @@ def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> O
 
 
 def as_they_are(parts: Tensor) -> AbstractContextManager[object]:
-    """For tensors that are put together: autocast of a CPU refuses 16-bit floats of another type than its own."""
+    """No autocast while tensors are joined: a CPU's autocast refuses 16-bit floats of another type than its own."""
     kind = parts.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 

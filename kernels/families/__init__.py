@@ -1,9 +1,9 @@
-"""All families: those of the files of this folder, and those that other packages offer.
+"""All families: those in the files of this folder, and those that other packages offer.
 
-A file here has a tuple FAMILIES, or WITH_SCALES: what stands for a family where its problems have scales, which are
-operands of their own.  Another package names its family under the entry point group `gemmtuned.families`, and calls it
-`package.family`: a name with a dot is never one of ours.  Other packages are imported by `add_others` alone, which
-workers call and programs never do.
+A file here has a tuple FAMILIES.  WITH_SCALES has the families that replace those of the same name for problems with
+scales, which are additional operands.  Another package registers its family under the entry point group
+`gemmtuned.families`, with the name `package.family`: a name with a dot is never one of ours.  Only `add_others` imports
+other packages; workers call it, programs never do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITH_SCALES: Final[dict[str, Family]] = {family.name: family for family in _buil
 
 
 def add_others() -> None:
-    """Import the families that other packages offer. One that does not load, or takes a name in use, is left out."""
+    """Import the families of other packages. One that cannot be loaded, or has a name in use, is left out."""
     FAMILIES.update({family.name: family for family in other_packages.found(GROUP, "family", _objection)})
 
 
@@ -44,7 +44,7 @@ def _objection(family: Family) -> str:
 
 
 def tunable(device_kind: str) -> tuple[str, ...]:
-    """All that this version can tune there, as Problem.operands says it: the rest is counted and never tried."""
+    """What this version can tune on such a device, as texts of Problem.operands; other calls are only counted."""
     families = (*FAMILIES.values(), *WITH_SCALES.values())
     return tuple(kind for family in families for kind in family.tunable(device_kind))
 

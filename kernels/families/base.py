@@ -1,12 +1,13 @@
-"""A family: its operands, torch's own call of them, the inputs it is tried with, and the exact result.
+"""A family of problems: its operands, torch's own call, the inputs for tests of a kernel, and the exact result.
 
-The kinds of inputs (each was seen to catch what the others hide):
+The kinds of inputs (each has found faults that the others do not):
     randn      what a layer sees
-    tail       the last 64 and one random block of 64 columns of X are x64: a dropped K tail cannot hide
-    outliers   1 % of X is x100, as activations of language models are
-    padded     randn, but every operand is a slice of a larger buffer of NaN, at an odd offset: reading beside it shows
-Zero rows, magnitudes, NaN and Inf are written into such inputs where they lie: see edits.py.
-Inputs are never all positive: on positive numbers a lost K tail is smaller than rounding.
+    tail       the last 64 columns of X and one random block of 64 are x64, so that a dropped K tail is noticed
+    outliers   1 % of X is x100, as in activations of language models
+    padded     randn, but every operand is a slice of a larger buffer of NaN, at an odd offset, so that a read beside
+               it is noticed
+edits.py writes zero rows, large and small magnitudes, NaN and Inf into such inputs, in place.
+Inputs are never all positive: the effect of a lost K tail on positive numbers is smaller than rounding.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, bits, torch_dtype, wide
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample, lay_out
 from gemmtuned.kernels.kernel import StatelessKernel
 
-KINDS: Final = ("randn", "tail", "outliers")  # those that errors are measured on
+KINDS: Final = ("randn", "tail", "outliers")  # the kinds on which errors are measured
 PADDED: Final = "padded"
 SAMPLED_ROWS: Final = 64
-SAMPLED_WEIGHTS: Final = 1 << 25  # elements of W widened to fp64 at once (256 MiB); beyond it columns are sampled
+SAMPLED_WEIGHTS: Final = 1 << 25  # the most elements of W in fp64 (256 MiB); of a larger W columns are sampled
 _BLOCK: Final = 64  # columns of X made large by `tail`: the usual K tile
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Y = X @ W.T (+ what is added), with or without a batch axis; others say what differs.
+    """Y = X @ W.T (plus a bias or C), with or without a batch axis; subclasses say what differs.
 
-    operands: in the order of the slots that kernels are launched by.  stock: what a program calls, with all operands
-    but the result in their order: the default of every race.  pad: rows and columns of NaN around padded operands.
+    operands: in the order of the slots by which kernels are launched.  stock: torch's call, with all operands but the
+    result in their order, which is the default of every race.  pad: rows and columns of NaN around padded operands.
     """
 
     name: str
     operands: tuple[Operand, ...]
     stock: Callable[[Problem], Callable[..., Tensor]]
     weight_states: tuple[str, ...] = ("plain",)
-    pad: int = 3  # leading dimensions and offsets are then odd
-    routed: bool = False  # which rows are whose is drawn with the activations: it decides how long a call takes
-    widens: bool = False  # 16-bit operands may have a result in fp32, as torch.mm(..., out_dtype=) gives on GPUs
+    pad: int = 3  # makes leading dimensions and offsets odd
+    routed: bool = False  # rows are dealt out to weights at random, with the activations, which decides a call's time
+    widens: bool = False  # 16-bit operands may have a result in fp32, as from torch.mm(..., out_dtype=) on GPUs
 
     def check(self, problem: Problem) -> None:
         """Raises CandidateFailed for a problem whose inputs this family cannot make."""
@@ -58,7 +59,7 @@ class Family:
             raise CandidateFailed(f"{problem}: dtype {problem.dtype} has scales, which family {self.name} has not")
 
     def tunable(self, device_kind: str) -> Iterator[str]:
-        """The kinds of operands that can be tuned, as Problem.operands says them: how exact they must be is known."""
+        """The kinds of operands that can be tuned, as texts of Problem.operands: those whose allowed error is known."""
         for dtype in UNIT_ROUNDOFF:
             for state in self.weight_states:
                 yield Problem(family=self.name, m=1, n=1, k=1, dtype=dtype, weight_state=state).operands
@@ -70,15 +71,15 @@ class Family:
         return StatelessKernel(self.stock(problem))
 
     def kinds(self, problem: Problem) -> tuple[str, ...]:
-        """The kinds of inputs that errors are measured on, randn first."""
+        """The kinds of inputs on which errors are measured, randn first."""
         return KINDS
 
     def weights_of(self, kind: str) -> str:
-        """Kinds of which this is equal have the same weights for a seed."""
+        """Kinds with the same value here have the same weights for a seed."""
         return "randn"
 
     def is_exact(self, kind: str) -> bool:
-        """Whether all results on this kind of inputs have one right value: bits are compared where torch's has it."""
+        """Whether only one result is right on this kind of inputs; bits are compared if torch's result is that one."""
         return False
 
     def named(self, name: str) -> Operand:
@@ -90,8 +91,8 @@ class Family:
     ) -> Inputs:
         """Operands of this kind, the same ones for the same seed.
 
-        weights: use the values of these instead of new ones, in the family's order and laid out as asked; the tensors
-        themselves where it can be.  Raises CandidateFailed when the family does not know the problem.
+        weights: use the values of these instead of new ones, in the family's order, laid out as the problem asks; the
+        tensors themselves if possible.  Raises CandidateFailed when the family does not know the problem.
         """
         self.check(problem)
         pad = self.pad if kind == PADDED else 0
@@ -112,7 +113,7 @@ class Family:
         return Inputs(self.operands, tensors, kind, seed, tuple(buffers))
 
     def lay(self, problem: Problem, operand: Operand, values: Tensor, *, pad: int = 0) -> tuple[Tensor, Tensor]:
-        """(the values as this operand lies in the problem, the buffer that they lie in); pad: as for lay_out."""
+        """(the values with the layout of this operand in the problem, their whole buffer); pad: as for lay_out."""
         letter = "n" if operand.layout is None else problem.layout[operand.layout]
         if values.dim() < 2:
             row, buffer = lay_out(values.reshape(1, -1), letter, pad=pad)
@@ -120,8 +121,8 @@ class Family:
         return lay_out(values, letter, pad=pad)
 
     def draw(self, problem: Problem, kind: str, seed: int, device: torch.device, *, weights: bool) -> dict[str, Tensor]:
-        """The values of every operand in its dtype, by name; of weights only where they are asked for."""
-        # One stream of numbers for X, one for W: X does not change with the weight handed in
+        """The values of every operand in its dtype, by name; weights only if they are asked for."""
+        # one random stream for X and one for W, so that X does not depend on whether weights are given
         random = torch.Generator(device=device).manual_seed(2 * seed)
         found = {}
         for o in self.operands:
@@ -132,7 +133,7 @@ class Family:
                 found["x"] = x.to(dtype)
             elif o.name == "w" and weights:
                 random.manual_seed(2 * seed + 1)
-                # Y is then about N(0, 1), as after a layer's initialisation, and fp16 cannot overflow
+                # Y is then about N(0, 1), as for a layer after its initialisation, and does not overflow in fp16
                 *batch, k, n = o.shape(problem)
                 found["w"] = normal((*batch, n, k), dtype, random, scale=k**-0.5).to(dtype).mT
             elif o.added and o.is_in(problem):
@@ -155,9 +156,9 @@ class Family:
         return sum(torch.Size(o.shape(problem)).numel() * o.torch_dtype(problem).itemsize for o in weights)
 
     def rows(self, problem: Problem, inputs: Inputs, index: Tensor) -> tuple[Tensor | None, ...]:
-        """The activations of these rows of X alone, each in memory of its own and as it lies in the problem.
+        """The activations of only these rows of X, each in memory of its own, with the problem's layout.
 
-        problem: the one with as many rows as the inputs have.
+        problem: its m is the number of rows of the inputs.
         """
         tensors = dict(inputs.tensors)
         for o, t in inputs:
@@ -167,14 +168,14 @@ class Family:
         return inputs.having(**tensors).activations
 
     def sample(self, problem: Problem, *, seed: int, device: torch.device) -> Sample:
-        """All rows up to 64 of them, all columns up to SAMPLED_WEIGHTS; beyond that some, the middle among them."""
+        """Which rows and columns to check: all if there are few (64 rows, SAMPLED_WEIGHTS), else some."""
         random = torch.Generator().manual_seed(seed)
         width = max(SAMPLED_WEIGHTS // (problem.k * problem.batch), 16)
         rows = _some(problem.m, SAMPLED_ROWS, random)
         return Sample(rows.to(device), _some(problem.n, width, random).to(device))
 
     def widen(self, problem: Problem, inputs: Inputs, sample: Sample) -> Tensor:
-        """The sampled columns of W in fp64: the costly part of the reference, shared by inputs that share weights."""
+        """The sampled columns of W in fp64: the costly part of the reference, shared by inputs of the same weights."""
         rows = bits(inputs["w"].mT).index_select(-2, sample.cols)  # by rows of W: ten times faster for layout nt
         return wide(rows.view(inputs["w"].dtype)).mT
 
@@ -184,7 +185,7 @@ class Family:
         return wide(rows.view(inputs["x"].dtype))
 
     def reference(self, problem: Problem, inputs: Inputs, sample: Sample, w64: Tensor | None = None) -> Tensor:
-        """The exact result in fp64 on the sampled rows and columns; w64 is what widen() gave for the same weights."""
+        """The exact result in fp64 on the sampled rows and columns; w64: the result of widen() for the same weights."""
         w64 = self.widen(problem, inputs, sample) if w64 is None else w64
         y = self.x_rows(problem, inputs, sample) @ w64
         for o, t in inputs:
@@ -194,7 +195,7 @@ class Family:
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator, *, scale: float = 1.0) -> Tensor:
-    """Normal numbers in the widest type that matters; small integers for integer dtypes."""
+    """Normal numbers in fp32, or fp64 for an fp64 dtype; small integers for integer dtypes."""
     if not dtype.is_floating_point and not dtype.is_complex:
         low = 0 if dtype == torch.uint8 else -3
         return torch.randint(low, 4, shape, generator=random, device=random.device)
@@ -203,7 +204,7 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator, 
 
 
 def shape_activations(x: Tensor, kind: str, random: torch.Generator) -> None:
-    """Make them those of this kind."""
+    """Turn normal activations into those of this kind."""
     k = x.shape[-1]
     if kind == "tail":
         x[..., -_BLOCK:] *= 64
@@ -214,7 +215,7 @@ def shape_activations(x: Tensor, kind: str, random: torch.Generator) -> None:
 
 
 def _some(size: int, limit: int, random: torch.Generator) -> Tensor:
-    """Sorted indices: all, or `limit` of them, an eighth from either end and the middle, where a row may be huge."""
+    """Sorted indices: all, or `limit` of them, with an eighth from each end and the middle, which may be huge."""
     if size <= limit:
         return torch.arange(size)
     edge = limit // 8

@@ -1,9 +1,9 @@
-"""Edits of operands where they lie: other contents in the very memory that a bound kernel has read before.
+"""Edits of operands in place: other contents in the same memory that a bound kernel has read before.
 
-A kernel must see them, for programs edit weights (optimizers, LoRA) and reuse the memory of activations.  They also
-carry the values that few inputs have and every kernel must bear: zero rows (padding), magnitudes from 1e-30 to 1e30,
-NaN and Inf.  Rows of X do not touch each other's results, nor do columns of W, so one edit gives each of them another
-value; where there are too few of them for all values, several edits share the values out.
+A kernel must see them, because programs edit weights (optimizers, LoRA) and reuse the memory of activations.  Edits
+also carry rare values that every kernel must handle: zero rows (padding), magnitudes from 1e-30 to 1e30, NaN and Inf.
+Rows of X do not affect each other's results, nor do columns of W, so one edit gives each of them another value; if
+there are too few of them for all values, there are several edits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gemmtuned.kernels.dtypes import bits
 from gemmtuned.kernels.families.operand import Inputs, Operand, negate_
 
 SPECIAL: Final = (math.nan, math.inf, -math.inf)
-_MOST_LINES: Final = 16  # that get one value: an edit of a large weight must not copy all of it
-_EVERYWHERE: Final = 1 << 20  # elements of an operand all of whose lines get every value, also all at once
-# Exponents of 2 that inputs of about 1 can be scaled by: 1e30 and 1e-30, and what 16-bit floats cannot hold between
+_MOST_LINES: Final = 16  # lines with the same value, so that an edit of a large weight need not copy all of it
+_EVERYWHERE: Final = 1 << 20  # in operands of up to so many elements every line gets every value, also all at once
+# Exponents of 2 by which inputs of about 1 can be scaled: up to 1e30 and 1e-30, less for 16-bit floats
 _EXPONENTS: Final = {"fp64": (200, -200, 60, -60), "fp16": (12, -10)}
 _USUAL_EXPONENTS: Final = (100, -100, 20, -50)
 _WITHOUT_INF: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -36,11 +36,11 @@ _WITHOUT_INF: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_
 class Edit:
     """What to write where.
 
-    marks: by operand, a number for each of its lines, which are what rows or columns of Y are made of (row of X, column
-    of W, element of a bias, row of a full C).  A finite one multiplies the line, NaN or Inf is written at one random
-    place of it; 1 leaves it alone.
-    bare: what is added is all zeros meanwhile, so that small results do not drown in it.
-    every_second: 0 or 1 where NaN and Inf are written into even lines, or odd ones, alone.
+    marks: by operand, one number per line, where a line is what a row or column of Y depends on (row of X, column of W,
+    element of a bias, row of a full C).  A finite mark multiplies the line, NaN or Inf is written at one random place
+    of it, and 1 leaves it alone.
+    bare: bias and C are all zeros meanwhile, so that small results stay visible.
+    every_second: 0 or 1 if NaN and Inf are written only into even, or only into odd, lines.
     """
 
     what: str
@@ -50,22 +50,22 @@ class Edit:
     every_second: int | None = None
 
     def unit(self, y: Tensor, problem: Problem, operands: Sequence[Operand]) -> Tensor:
-        """How much larger than usual each element of Y [..., M, N] may be, and its error with it."""
+        """By which factor each element of Y [..., M, N], and so its error, may be larger than usual."""
         size = torch.ones((), dtype=torch.float64, device=y.device)
         for o in operands:
             if o.name in self.marks:
                 scale = o.per_line(self.marks[o.name].abs(), problem).to(y.device)
                 scale = torch.where(scale.isfinite() & (scale > 0), scale, 1.0)
-                if o.added:  # a sum is as large as its larger part
+                if o.added:  # the sum may be as large as its larger part
                     scale = scale.clamp(min=1.0)
                 size = size * (scale[:, None] if o.line_axis == "m" else scale)
         return size
 
     def without_inf(self, operands: Sequence[Operand]) -> Edit | None:
-        """The same with each infinite scale left as it is and nothing added: what that scale multiplies.
+        """The edit without its infinite scales and without what is added, which gives the sums those scales multiply.
 
-        None where no scale is infinite: only then is the sign of an infinite result that of a sum, and not clear where
-        the sum is near 0.
+        None if no scale is infinite.  If one is, the sign of an infinite result is that of a sum, and so it is not
+        clear where the sum is near 0.
         """
         infinite = [
             o.name for o in operands if o.scale_of and o.name in self.marks and self.marks[o.name].isinf().any()
@@ -76,7 +76,7 @@ class Edit:
         return replace(self, marks=marks, bare=True)
 
     def unclear_lines(self, problem: Problem, operands: Sequence[Operand]) -> Tensor | None:
-        """Where the result has an infinite factor of sums, any of which may be near 0; None if nowhere."""
+        """Where results are sums times an infinite factor, of which any sum may be near 0; None if nowhere."""
         for o in operands:
             if o.of_sums and o.name in self.marks and self.marks[o.name].isinf().any():
                 lines = o.per_line(self.marks[o.name].isinf(), problem)
@@ -84,11 +84,11 @@ class Edit:
         return None
 
     def in_every_second(self, odd: int) -> Edit:
-        """The same with NaN and Inf at the same places of even lines alone, or of odd ones."""
+        """The edit with NaN and Inf at the same places, but only in even, or only in odd, lines."""
         return replace(self, every_second=odd)
 
     def odd_lines(self, y: Tensor, problem: Problem, operands: Sequence[Operand]) -> Tensor:
-        """Elements of Y [..., M, N] of odd lines of the operands that have NaN or Inf."""
+        """Elements of Y [..., M, N] that belong to odd lines with NaN or Inf."""
 
         def odd(marks: Tensor) -> Tensor:
             return (torch.arange(len(marks)) % 2 == 1) & ~marks.isfinite().all()
@@ -98,7 +98,7 @@ class Edit:
     def lines_with(
         self, special: Callable[[Tensor], Tensor], y: Tensor, problem: Problem, operands: Sequence[Operand]
     ) -> Tensor:
-        """Elements of Y [..., M, N] in whose row or column a mark is special, as torch.isnan or torch.isinf say it."""
+        """Elements of Y [..., M, N] with a mark in their row or column that `is_special` (torch.isnan, say) finds."""
         found = torch.zeros((), dtype=torch.bool, device=y.device)
         for o in operands:
             if o.name in self.marks:
@@ -108,7 +108,7 @@ class Edit:
 
     @contextmanager
     def applied(self, inputs: Inputs) -> Iterator[None]:
-        """The inputs are so inside, and as they were outside."""
+        """While it lasts the inputs are edited; afterwards they are as before."""
         undo: list[Callable[[], object]] = []
         try:
             for operand, t in inputs:
@@ -117,11 +117,11 @@ class Edit:
                     t.zero_()
                 if operand.name in self.marks:
                     marks = self.marks[operand.name]
-                    if not operand.can_be_negated(t):  # powers of two: every second one doubled, the others halved
+                    if not operand.can_be_negated(t):  # powers of two: double every second, halve the others
                         undo.append(partial(t.bitwise_xor_, 1))
                         t.bitwise_xor_(1)
                         continue
-                    if bool((marks == -1).all()):  # needs no copy of what may be gigabytes
+                    if bool((marks == -1).all()):  # needs no copy of the operand, which may have gigabytes
                         undo.append(partial(negate_, negate_(t)))
                         continue
                     _mark(operand.lines(t), marks, self.seed, undo, self.every_second)
@@ -132,13 +132,13 @@ class Edit:
 
 
 def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Iterator[Edit]:
-    """The edits that a kernel of this problem must bear.
+    """The edits that a kernel of this problem must handle.
 
-    thorough: each value on every line, and each magnitude and zero in the whole of X and of W: some 25 calls more.
-    A packed weight is a copy by the user's will: it is left alone.
+    thorough: each value on every line, and each magnitude and zero in the whole of X and of W, about 25 calls more.
+    A packed weight is not edited: the user has promised that it does not change.
     """
     plain = problem.weight_state == "plain"
-    codes = [o.name for o, t in inputs if o.has_codes(t)]  # no number can be written into them
+    codes = [o.name for o, t in inputs if o.has_codes(t)]  # NaN, say, cannot be written into codes
     present = [(o, t) for o, t in inputs if o.line_axis and o.name not in codes and (plain or not o.weight)]
     lines = {o.name: o.lines(t).shape[-2] for o, t in present}
     for o, _ in present:
@@ -146,7 +146,7 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     for o, t in inputs:
         if plain and o.weight and (not o.line_axis or o.name in codes) and o.can_be_negated(t):
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), -1.0).double()}, seed)
-        if plain and not o.can_be_negated(t):  # what is not in proportion to it is a product of two that are
+        if plain and not o.can_be_negated(t):
             most = 2.0 if o.line_axis else 4.0
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), most).double()}, seed)
     draw = random.Random(seed)  # noqa: S311
@@ -179,13 +179,13 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
 
 
 def called(o: Operand, article: str = "") -> str:
-    """What messages call this operand."""
+    """The operand's name in messages."""
     names = {"x": "X", "w": f"{article}weight", "bias": f"{article}bias", "c": "C"}
     return names.get(o.name, f"{article}{o.name.replace('_', ' of ')}")
 
 
 def _magnitudes(problem: Problem, t: Tensor) -> tuple[float, ...]:
-    """Factors that neither the operand nor a result of about 1 is lost by: 8 bits can only be made smaller."""
+    """Factors by which neither the operand nor a result of about 1 overflows or vanishes; 8 bits can only shrink."""
     if t.element_size() == 1:
         return (0.25, 2.0**-4)
     narrow = problem.out_dtype if t.dtype == torch.float32 else problem.dtype
@@ -193,14 +193,14 @@ def _magnitudes(problem: Problem, t: Tensor) -> tuple[float, ...]:
 
 
 def _special(t: Tensor) -> tuple[float, ...]:
-    """NaN and, where the dtype has them, infinities; none where it has neither."""
+    """NaN and infinities, as far as the dtype has them."""
     if not (t.is_floating_point() or t.is_complex()):
         return ()
     return (math.nan,) if t.dtype in _WITHOUT_INF else SPECIAL
 
 
 def patterns(x: Tensor, *, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Other contents of X [..., M, K] that programs have and random numbers never: (what they are, the values)."""
+    """(description, values) of contents of X [..., M, K] that programs have but random numbers never are."""
     raw = bits(x)
     positive = x.abs() if raw is x else (raw & 0x7F).view(x.dtype)
     yield "X without negative numbers", positive.to(x.dtype)  # behind a ReLU or a softmax
@@ -214,7 +214,7 @@ def patterns(x: Tensor, *, seed: int) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def holding(operand: Tensor, values: Tensor) -> Iterator[None]:
-    """The operand has these values inside, and its own outside."""
+    """While it lasts the operand has these values; afterwards its own."""
     before = operand.clone()
     operand.copy_(values)
     try:
@@ -224,7 +224,7 @@ def holding(operand: Tensor, values: Tensor) -> Iterator[None]:
 
 
 def _shared_out(values: Sequence[float], count: int, draw: random.Random, *, everywhere: bool) -> Iterator[Tensor]:
-    """Marks of `count` lines, at random places, so that each value is somewhere; everywhere: on each line, in turn."""
+    """Marks for `count` lines so that each value is on some line; everywhere: on each line in turn."""
     order = draw.sample(range(count), count)
     at_once = len(values) if everywhere else min(len(values), count)
     marked = count if everywhere else min(count, max(count // 2, at_once), _MOST_LINES * at_once)
@@ -246,7 +246,7 @@ def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], objec
     finite = marks[at].isfinite()
     scaled, written = at[finite].to(lines.device), at[~finite]
     if len(scaled):
-        # By way of fp64: 2^100 is no fp16, and 0 x 2^100 is none of its business
+        # in fp64, because a factor such as 2^100 is Inf in fp16, and 0 x Inf would be NaN
         values = raw.index_select(-2, scaled).view(dtype).double() * marks[at[finite]].to(lines.device).unsqueeze(-1)
         raw.index_copy_(-2, scaled, bits(values.to(dtype)))
     if len(written):

@@ -1,13 +1,13 @@
-"""How wrong a result is, and how wrong it may be.
+"""The error of a result, and the largest error that is allowed.
 
     r = RMS(y - exact) / RMS(exact)        m = max|y - exact| / RMS(exact)
 
-A candidate passes when r <= 1.25 x and m <= 2 x the default backend's own error on the same inputs: no constant
-a dtype, and what the user gets is about as good as before.  Two things are added.
+A candidate passes when r <= 1.25 x and m <= 2 x the default backend's own error on the same inputs.  So there is no
+constant per dtype, and the user's results are about as good as before.  There are also a floor and a cap.
 
-A floor, because the default's error is sometimes far below what the dtype can promise: MKL adds fp32 products in
-blocks and has r = 2.5e-7 at K = 1024, oneDNN adds them in order and has 4.1e-7, and neither is wrong.  The floor is
-what adding one product after the other may do in any order that is chosen without looking at the numbers:
+The floor is there because the default's error is sometimes far below what the dtype can promise: MKL adds fp32 products
+in blocks and has r = 2.5e-7 at K = 1024, oneDNN adds them in order and has 4.1e-7, and neither is wrong.  The floor is
+the error that adding one product after the other may have, in any order chosen without looking at the numbers:
 
     Each rounding of a partial sum s is off by at most half a last digit, evenly spread: RMS u |s| / sqrt(3) at most,
     and 0 in the mean, whatever came before (the model of Connolly, Higham and Mary, "Stochastic rounding and its
@@ -23,14 +23,15 @@ what adding one product after the other may do in any order that is chosen witho
     2000).  And a single y may be small by chance although its products are not: sizes are never taken to be below
     those that they have in the mean.
 
-To it comes the last rounding to the output's dtype: RMS u / 2, at most u |y|.  The exact result of fp64 inputs is of
-fp64 sums itself: twice the variance.  A product lost from randn has r = 1/sqrt(K): it stays a thousand times above.
+The last rounding, to the output's dtype, is added: RMS u / 2, at most u |y|.  For fp64 inputs the exact result consists
+of fp64 sums itself, so the variance doubles.  A product that is lost from randn has r = 1/sqrt(K), a thousand times
+more than the floor.
 
-A cap, because the default may itself be broken: it holds whatever the default does.
+The cap is there because the default itself may be broken; it holds whatever the default's error is.
 
-A mixture of experts rounds to its type in several places, and a right one may round in all of them.  By how much that
-changes Y is added up as variances, in units of one rounding (u / 2 at most, as above), since weights are independent
-and around 0, so that a relative error of H's elements is the same relative error of Y:
+A mixture of experts rounds to its type in several places, and a right one may round in all of them.  Their effects on Y
+are added up as variances, in units of one rounding (u / 2 at most, as above): weights are independent and around 0, so
+that a relative error of H's elements is the same relative error of Y:
     C     the gate's sums: a relative error of g is g act'(g) / act(g) times that in act(g), the condition number of
           a function (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 1.6); in the mean over
           normal g of any size C = E[(g act'(g))^2] / E[act(g)^2] is at most 1.46 for silu and swiglu, 1.49 for gelu
@@ -39,9 +40,8 @@ and around 0, so that a relative error of H's elements is the same relative erro
     1     what an expert adds
     1     Y
     C + 2 weights that are dequantised to the type: gate, up and down
-A cap of R_FACTOR times the root of their sum, and of what chance does to few results as above, is the least that takes
-every right candidate;
-tests/kernels/test_kernels_moe.py compares the sum with what torch's own form does.
+R_FACTOR times the root of their sum, with the allowance for chance in few results as above, is the least cap that lets
+every right candidate pass; tests/kernels/test_kernels_moe.py compares the sum with the error of torch's own form.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, wide
 
 R_FACTOR: Final = 1.25
 M_FACTOR: Final = 2.0
-SURE: Final = 6.0  # standard deviations that chance is allowed
-# Largest r whatever the default does. bf16 outputs round to 1.7e-3; tf32 and bf16 are what fp32 inputs are cut to.
+SURE: Final = 6.0  # how many standard deviations are allowed for chance
+# Largest r, whatever the default's is. bf16 outputs round by 1.7e-3; tf32 and bf16 are modes that round fp32 inputs.
 CAPS: Final = {"fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5}
 _CONDITION: Final = 1.5  # C above, of the worst activation
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """r and m as above; also used for limits on them."""
+    """r and m of a result, or limits on them."""
 
     r: float
     m: float
@@ -84,10 +84,10 @@ def measure_error(y: Tensor, exact: Tensor) -> Error:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How many results there are, and their sizes as multiples of RMS(exact).
+    """The number of results, and their sizes as multiples of RMS(exact).
 
     largest: max|exact|: 4 to 5 for normal numbers, more with outliers.
-    expected: the RMS that they have in the mean over all weights, 1 at least; more where they are few and small.
+    expected: the RMS expected over all weights, at least 1; more if the results are few and happen to be small.
     """
 
     count: int
@@ -102,7 +102,7 @@ class Spread:
 
 
 def limits(problem: Problem, default: Error, results: Spread) -> Error:
-    """The largest error a candidate may have where the default has `default`."""
+    """The largest error that a candidate may have if the default's is `default`."""
     u_out = UNIT_ROUNDOFF[problem.out_dtype]
     adding = _adding(problem)
     largest = max(results.largest, 3.0 * results.expected)
@@ -115,7 +115,7 @@ def limits(problem: Problem, default: Error, results: Spread) -> Error:
 
 
 def cap(problem: Problem, results: Spread) -> float:
-    """The largest r whatever the default does. The live check of the hook has the same: hooks/native/live_check.h."""
+    """The largest r, whatever the default's is. The hook's live check has the same, hooks/native/live_check.h."""
     cut = problem.math_mode if problem.dtype == "fp32" and problem.math_mode in CAPS else problem.out_dtype
     if problem.scale != "none":  # shorter sums of the tensor core, whatever they are rounded to
         cut = "bf16"
@@ -127,7 +127,7 @@ def cap(problem: Problem, results: Spread) -> float:
 
 
 def _adding(problem: Problem) -> float:
-    """RMS of what adding the products in any order does, as a share of RMS(Y)."""
+    """RMS error of adding the products in any order, as a share of RMS(Y)."""
     u_sum = min(UNIT_ROUNDOFF[problem.out_dtype], UNIT_ROUNDOFF["fp32"])  # 16-bit numbers are added in fp32
     terms = (2 if problem.dtype in ("c64", "c128") else 1) * problem.k + 1
     reference = 2.0 if u_sum == UNIT_ROUNDOFF["fp64"] else 1.0
