@@ -3,7 +3,7 @@
     python -m benchmarks fleet_simulated                                  1,000 hosts, 100,000 problems
     python -m benchmarks fleet_simulated --hosts 100 --problems 10000     and less
 
-Real: taking and dropping claims (gemmtuned/fleet/claims.py), which units a host tries to claim (who.py), when it
+Real: taking and dropping claims (gemmtuned/fleet/claims.py), which units a host tries to claim (claiming.py), when it
 exchanges (times.py), what is listed.  Claims are read by the real code at one exchange in 200, and must equal what is
 kept up to date for the others.  A model: time; the store, with a latency for each request, pages of 1,000 names, and
 limits on reads and writes a second, over which a request waits; and the hosts: each waits for the same number of
@@ -29,7 +29,7 @@ from fleet_simulated_store import ENVIRONMENT, Hub, Store
 
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.db.fleet import LOW
-from gemmtuned.fleet import claims, who
+from gemmtuned.fleet import claiming, claims
 from gemmtuned.fleet.down import FETCH
 from gemmtuned.fleet.sync import OPEN
 from gemmtuned.fleet.times import PACE, SLACK_S
@@ -188,15 +188,15 @@ class Host:
         claims.done(store, [self.ours.pop(unit) for unit in over])
         if not self.asked:
             return
-        least, most = who.BATCH
-        lately = sum(at_s > clock_s - who.RATE_S for at_s in self.found_s[-2 * most :])
+        least, most = claiming.BATCH
+        lately = sum(at_s > clock_s - claiming.RATE_S for at_s in self.found_s[-2 * most :])
         wanted = max(min(2 * lately, most), least) - sum(unit in self.open for unit in self.ours)
         taken = self.ours.keys() | self.unread | self.fetched
         free = [unit for unit in list(self.open)[:OPEN] if unit not in taken]
         free = [unit for unit in free if unit not in known or known[unit].left_s <= 0]
         self.asked = False
         won: dict[str, str] = {}
-        for near in islice(who.tries(free, max(wanted, 0), self.name), 1 if args.one_try else None):
+        for near in islice(claiming.tries(free, max(wanted, 0), self.name), 1 if args.one_try else None):
             if len(won) >= wanted:
                 break
             won |= claims.take(store, ENVIRONMENT, near, known, host=self.name, most=wanted - len(won))

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
+from gemmtuned.daemon.device.process_use import named
 from gemmtuned.daemon.device.sampler import Facts
-from gemmtuned.daemon.device.who import named
 
 CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
 LEAST_CONTEXT_BYTES: Final = 256 << 20  # less was not our context alone: somebody gave memory back meanwhile

@@ -18,7 +18,7 @@ import psutil
 from gemmtuned.configs.solution import Device, cpu_device
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.idle import Limits, Reading
-from gemmtuned.daemon.device.who import Busiest
+from gemmtuned.daemon.device.process_use import Busiest
 
 SHORTEST_S: Final = 0.08  # the kernel counts CPU time in ticks of 10 ms; below 8 of them a share is mostly rounding
 

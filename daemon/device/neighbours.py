@@ -17,7 +17,7 @@ from typing import Final
 import psutil
 
 from gemmtuned.daemon.device.beats import beats_of
-from gemmtuned.daemon.device.who import named
+from gemmtuned.daemon.device.process_use import named
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
 LOOK_S: Final = 1.0  # twice a second while nothing is tuned; whoever asks more seldom sees averages

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psutil
 
 from gemmtuned.daemon.device.neighbours import gpu_holders
-from gemmtuned.daemon.device.who import cpu_seconds, name_of_process
+from gemmtuned.daemon.device.process_use import cpu_seconds, name_of_process
 from gemmtuned.daemon.notice import SeatNotice
 
 MOST: Final = 5  # names for each device

@@ -16,9 +16,9 @@ from typing import IO, Annotated, Final
 
 import typer
 
+from gemmtuned.commands.cpu_of_others import Others
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import Json, number, settings, whole_number
-from gemmtuned.commands.others import Others
 from gemmtuned.commands.run import program
 from gemmtuned.configs.errors import GemmtunedError, StoreError
 from gemmtuned.configs.numbers import decimal

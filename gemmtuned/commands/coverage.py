@@ -15,7 +15,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.coverage import GROUPS, SHOWN, WEIGHTS
 from gemmtuned.reports.render import Report, complain, percent, show
 from gemmtuned.reports.source import no_database
-from gemmtuned.reports.why import why_nothing, why_off
+from gemmtuned.reports.why_nothing import why_nothing, why_off
 
 _DAY_S: Final = 86_400.0
 By = Annotated[

@@ -108,7 +108,7 @@ def _monitors(devices: str, *, share_resident: bool) -> list[Monitor]:
 def _beside(here: Settings) -> Iterator[None]:
     """What goes on meanwhile: the native hook is built, rows of users' tables are checked, other hosts are asked."""
     beside: list[Any] = [native_library.Beside(here), spot_checking.Beside(here)]
-    from gemmtuned.fleet import beside as fleet
+    from gemmtuned.fleet import beside_daemon as fleet
 
     if here.sync:
         beside.append(fleet.Beside(here, here.sync))

@@ -11,9 +11,9 @@ from typing import Annotated, Final
 
 import typer
 
+from gemmtuned.commands.cpu_of_others import Others
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import settings
-from gemmtuned.commands.others import Others
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.reports.render import complain, several, terminal
 

@@ -164,7 +164,7 @@ def _on_ray(
 def _here(
     here: Settings, objects: Objects | None, wanted: Sequence[Wanted], on: str, *, dry_run: bool, quiet: bool
 ) -> Report | _Done:
-    from gemmtuned.fleet.here import device_here, tune_here
+    from gemmtuned.fleet.on_this_host import device_here, tune_here
     from gemmtuned.fleet.ray_task import look
 
     if dry_run:

@@ -16,7 +16,7 @@ from gemmtuned.commands.spot_checking import check_tables
 from gemmtuned.configs.beside_aiter import aiter_captures
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, child_env
-from gemmtuned.reports.why import why_off
+from gemmtuned.reports.why_nothing import why_off
 
 UPGRADE_WAIT_S: Final = 5.0  # for others who hold the database
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="python serve.py, or serve.py alone.")]

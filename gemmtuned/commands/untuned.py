@@ -14,7 +14,7 @@ from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.unseen import unseen_notes
 from gemmtuned.reports.untuned import report
-from gemmtuned.reports.why import why_nothing
+from gemmtuned.reports.why_nothing import why_nothing
 
 
 def untuned(

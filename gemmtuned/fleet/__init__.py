@@ -1,7 +1,12 @@
 """Past one machine: hosts of a fleet share what they found through a folder or an object store (docs/fleet.md).
 
-objects.py is what a store of objects must do, buckets.py and hugging_face.py are the kinds there are, opening.py takes
-the one that a URL names; layout.py has the names in it, record.py a result as it lies there, claims.py who tunes what,
-seen.py what a host tells of itself, sync.py one exchange of all of it; beside.py is the child that exchanges for a
-running daemon, prune.py what goes again.
+objects.py                     what a store of objects must do; buckets.py and hugging_face.py are its kinds
+opening.py                     the store that a URL names
+layout.py, record.py           the names in it, and a result as it is stored
+claims.py, claiming.py         who tunes what, and which units this host claims next
+seen.py                        what a host reports about itself
+sync.py, up.py, down.py        one exchange of all of it
+beside_daemon.py               the child process that exchanges for a running daemon
+on_this_host.py, on_ray.py     runs without a daemon: on one device, or on a Ray cluster
+prune.py                       what is removed again
 """

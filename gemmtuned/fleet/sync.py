@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.solution import Environment
-from gemmtuned.fleet import claims, down, seen, up, who
+from gemmtuned.fleet import claims, down, seen, up
+from gemmtuned.fleet.claiming import share_out
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import beat_path, environment_name, unit_name
 from gemmtuned.fleet.objects import Objects, store_now_s
@@ -105,7 +106,7 @@ class Exchange:
         unread = down.fetch(here, listed)
         up.send(here, listed)
         if claiming:
-            who.share_out(here, known, unread=unread)
+            share_out(here, known, unread=unread)
 
     def _needs_claims(self, environment: Environment, now_s: float) -> bool:
         """Whether there is anything to claim or to give back: a fleet at rest reads nobody's claims."""

@@ -18,6 +18,7 @@ from gemmtuned.db.phases import phases
 from gemmtuned.reports import coverage as by_share
 from gemmtuned.reports import gains as by_solution
 from gemmtuned.reports import grouped, layers
+from gemmtuned.reports.on_probation import without_notes
 from gemmtuned.reports.own_time import with_own_time
 from gemmtuned.reports.phases import phase_notes
 from gemmtuned.reports.published import notes, standing
@@ -25,8 +26,7 @@ from gemmtuned.reports.render import Report, Row
 from gemmtuned.reports.source import of_database
 from gemmtuned.reports.threads import threads_notes
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
-from gemmtuned.reports.why import why_nothing, why_off
-from gemmtuned.reports.without import without_notes
+from gemmtuned.reports.why_nothing import why_nothing, why_off
 
 BY: Final = (*by_share.GROUPS, "layer")
 LONGEST_S: Final = 3e9  # 95 years

@@ -15,7 +15,7 @@ from gemmtuned.db import queries
 from gemmtuned.db.handle import LONG_LOG_BYTES
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import several, size
-from gemmtuned.reports.silent import silence
+from gemmtuned.reports.silent_daemon import silence
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)

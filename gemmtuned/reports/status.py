@@ -12,12 +12,12 @@ from gemmtuned.daemon.service.rules import paused_until
 from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
+from gemmtuned.reports.on_probation import without_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
-from gemmtuned.reports.silent import silence
+from gemmtuned.reports.silent_daemon import silence
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
-from gemmtuned.reports.why import why_off
-from gemmtuned.reports.without import without_notes
+from gemmtuned.reports.why_nothing import why_off
 
 
 def report(

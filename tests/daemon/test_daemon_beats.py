@@ -15,7 +15,7 @@ from hooked import Home, wait_for
 from gemmtuned.configs.beats import page_of
 from gemmtuned.daemon.device.beats import beats_of
 from gemmtuned.daemon.device.neighbours import Neighbours
-from gemmtuned.daemon.device.who import Busiest, name_of, named
+from gemmtuned.daemon.device.process_use import Busiest, name_of, named
 
 # polls as an engine without a request does, and answers on each line
 ENGINE = """

@@ -27,7 +27,7 @@ from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.notice import read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
-from gemmtuned.fleet.here import device_here
+from gemmtuned.fleet.on_this_host import device_here
 
 DAEMON = Path(__file__).parents[1] / "support" / "daemon_process.py"
 COUNT = 25

@@ -28,10 +28,10 @@ from gemmtuned.fleet import claims, demand, ray_task
 from gemmtuned.fleet.bench import Answer, Bench
 from gemmtuned.fleet.board import OVER, Board, Place
 from gemmtuned.fleet.demand import Wanted
-from gemmtuned.fleet.here import tune_here
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import environment_name, result_path
 from gemmtuned.fleet.objects import Objects
+from gemmtuned.fleet.on_this_host import tune_here
 from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.seen import Seen
 from gemmtuned.fleet.shelf import Shelf
@@ -334,7 +334,7 @@ def test_a_search_is_not_lost_when_the_url_is_away(
     pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
     monkeypatch.setattr("gemmtuned.fleet.outbox.AGAIN_S", 0.01)
     monkeypatch.setattr("gemmtuned.fleet.outbox.END_S", 0.1)
-    monkeypatch.setattr("gemmtuned.fleet.here.AWAY_S", 0.1 if requests > 5 else 60.0)
+    monkeypatch.setattr("gemmtuned.fleet.on_this_host.AWAY_S", 0.1 if requests > 5 else 60.0)
     shared = tmp_path / "shared"
     units = [wanted(i) for i in range(3)]
     shelf = Shelf(Away(open_objects(shared.as_uri()), 1, requests), "job-00000001", Trust())

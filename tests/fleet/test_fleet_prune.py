@@ -15,7 +15,7 @@ from fleets import Host, problem, running
 from gemmtuned.cli import build
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.fleet import prune as pruning
-from gemmtuned.fleet.beside import leave
+from gemmtuned.fleet.beside_daemon import leave
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import claim_path
 from gemmtuned.fleet.opening import open_objects

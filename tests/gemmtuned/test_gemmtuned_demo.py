@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gemmtuned.cli import COMMANDS, MEANT, build
-from gemmtuned.commands.others import Others
+from gemmtuned.commands.cpu_of_others import Others
 from gemmtuned.demo import loop
 
 
@@ -98,8 +98,10 @@ def test_what_we_and_our_children_use_is_not_what_others_use(monkeypatch: pytest
     ]
     now = [50.0, 60.0]
     monkeypatch.setattr("psutil.cpu_times", lambda: every.pop(0))
-    monkeypatch.setattr("gemmtuned.commands.others.os", SimpleNamespace(times=lambda: own.pop(0), cpu_count=lambda: 2))
-    monkeypatch.setattr("gemmtuned.commands.others.time", SimpleNamespace(monotonic=lambda: now.pop(0)))
+    monkeypatch.setattr(
+        "gemmtuned.commands.cpu_of_others.os", SimpleNamespace(times=lambda: own.pop(0), cpu_count=lambda: 2)
+    )
+    monkeypatch.setattr("gemmtuned.commands.cpu_of_others.time", SimpleNamespace(monotonic=lambda: now.pop(0)))
 
     assert Others().share() == pytest.approx(0.4)
 

@@ -24,7 +24,7 @@ from gemmtuned.configs.settings import Settings  # noqa: E402
 from gemmtuned.configs.solution import cpu_device  # noqa: E402
 from gemmtuned.daemon.seats.worker import Worker  # noqa: E402
 from gemmtuned.daemon.service.main import run_daemon  # noqa: E402
-from gemmtuned.fleet.beside import Beside  # noqa: E402
+from gemmtuned.fleet.beside_daemon import Beside  # noqa: E402
 from gemmtuned.fleet.times import Pace  # noqa: E402
 
 
