@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gemmtuned.configs.real import as_built
+from gemmtuned.configs.unpatched import as_built
 
 MONOTONIC = time.CLOCK_MONOTONIC
 REALTIME = time.CLOCK_REALTIME

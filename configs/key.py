@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import CHAIN_M, DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALE_LAYOUTS, SCALES, Problem
-from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.tunable import MOE_ACTS
+from gemmtuned.configs.unpatched import allocate_lock
 
 MAX_BYTES: Final = 48
 PLACES: Final = ("cpu", "cuda")  # index = device type

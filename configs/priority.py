@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from gemmtuned.configs.real import sleep
+from gemmtuned.configs.unpatched import sleep
 
 
 def give_way(nice: int) -> None:

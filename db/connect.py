@@ -20,8 +20,8 @@ from typing import Final, TypeVar
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import tell
+from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
 from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, under_lock

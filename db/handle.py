@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreBusy, StoreError
-from gemmtuned.configs.real import sleep
 from gemmtuned.configs.say import tell
+from gemmtuned.configs.unpatched import sleep
 from gemmtuned.db import faults, migrations, stale_log
 from gemmtuned.db.descriptors import Descriptors
 from gemmtuned.db.files import connect, identity, journal_mode, leave_log, make, refuse_network, salvage_is_finished

@@ -18,7 +18,7 @@ from typing import Final
 from gemmtuned._testing import faults
 from gemmtuned.configs import clock
 from gemmtuned.configs.processes import is_stopped
-from gemmtuned.configs.real import allocate_lock, sleep
+from gemmtuned.configs.unpatched import allocate_lock, sleep
 from gemmtuned.db.descriptors import identity_of
 
 STOPPED: Final = "stopped"

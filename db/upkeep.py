@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.real import sleep
+from gemmtuned.configs.unpatched import sleep
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs import key
 from gemmtuned.configs.errors import SettingError
-from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
+from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up

@@ -22,8 +22,8 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.real import allocate_lock, sleep
 from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
+from gemmtuned.configs.unpatched import allocate_lock, sleep
 
 FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")

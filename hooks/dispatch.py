@@ -17,10 +17,10 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.packed import pack, unpack
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import FAMILIES, Problem
-from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 from gemmtuned.configs.tunable import is_scaled_grouped
+from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks.imports import importing
 
 # Backends that the native hook can run, with its codes (routes.h). 0 is stock torch.

@@ -23,11 +23,11 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import pid_namespace
-from gemmtuned.configs.real import allocate_lock, allocate_rlock, sleep
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.unpatched import allocate_lock, allocate_rlock, sleep
 from gemmtuned.hooks import phase
 from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard

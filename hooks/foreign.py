@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import tell
+from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks.declared import Declaration, Declared
 from gemmtuned.hooks.engine_operators import FORMS, OPERATORS, UNSEEN, Operator
 from gemmtuned.hooks.native.library import Native, NativeError

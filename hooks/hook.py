@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import OUTCOMES
+from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.account import Account
 from gemmtuned.hooks.background import Background, Fork, thread_body

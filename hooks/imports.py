@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.real import allocate_rlock
+from gemmtuned.configs.unpatched import allocate_rlock
 
 WAIT_S: Final = 5.0  # imports end by themselves; but one may wait for the thread that forks, so not for ever
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks.background import Sleeper
 
 MODIFY, MOVED_FROM, MOVED_TO, CREATE, DELETE, CLOSE_WRITE = 0x2, 0x40, 0x80, 0x100, 0x200, 0x8

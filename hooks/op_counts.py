@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.configs.unpatched import allocate_rlock
 
 MAX_PROBLEMS: Final = 65_536
 

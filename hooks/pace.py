@@ -14,7 +14,7 @@ from random import SystemRandom
 from typing import Final, TypeVar
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.real import sleep
+from gemmtuned.configs.unpatched import sleep
 
 SLICE_S: Final = 1e-4
 PAUSE_S: Final = 5e-5  # any sleep gives the lock away

@@ -17,9 +17,9 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invariance
+from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.compiled import Compiled

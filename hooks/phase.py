@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from gemmtuned.configs.real import allocate_rlock
+from gemmtuned.configs.unpatched import allocate_rlock
 
 LONGEST: Final = 60  # characters of a name that are kept
 

@@ -37,7 +37,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
-from gemmtuned.configs.real import allocate_lock
+from gemmtuned.configs.unpatched import allocate_lock
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2

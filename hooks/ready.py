@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.real import sleep
 from gemmtuned.configs.say import tell
+from gemmtuned.configs.unpatched import sleep
 
 log = logging.getLogger("gemmtuned.hooks")
 _LOOK_S: Final = 0.002

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.packed import Solutions, unpack
-from gemmtuned.configs.real import allocate_rlock
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
+from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.beats import Beats

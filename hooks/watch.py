@@ -19,8 +19,8 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, Manifest, TableFile, read_manifest, solutions_of
 from gemmtuned.configs.packed import Solutions
-from gemmtuned.configs.real import allocate_lock
 from gemmtuned.configs.say import Once, tell
+from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import about, in_slices

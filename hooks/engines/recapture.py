@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.real import allocate_lock, sleep
+from gemmtuned.configs.unpatched import allocate_lock, sleep
 from gemmtuned.hooks import activate, ranks, stale, watch
 from gemmtuned.hooks.engines import member
 from gemmtuned.hooks.phase import Phase
