@@ -1,4 +1,4 @@
-"""What a sync (gemmtuned/fleet) reads and writes of the store: positions, claims, results of others and our own."""
+"""The store as a sync (gemmtuned/fleet) uses it: how far it has read, claims, results of other hosts and our own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WHERE d.environment_id = :environment AND d.tunable ORDER BY d.calls * c.us DESC
 
 @dataclass(frozen=True)
 class Unshared:
-    """Verdicts of one unit that nobody else has from us. measured: what is known of how; ids: of their rows."""
+    """Verdicts of one unit that we have not shared. measured: how they were measured; ids: of their rows."""
 
     solutions: tuple[Solution, ...]
     measured: dict[str, Any]
@@ -86,9 +86,9 @@ class FleetSync(Part):
         return str(found[0]) if found else ""
 
     def fleet_begin(self, url: str, *, live_until_s: float | None = None) -> None:
-        """Share with this URL; what is known of another one is forgotten.
+        """Share at this URL, and forget what is known of another one.
 
-        live_until_s: by our clock, until when daemons lease only what is claimed; 0: what they like; None: as it is.
+        live_until_s: by our clock; until then daemons lease only claimed units; 0: any unit; None: no change.
         """
 
         def begin(conn: sqlite3.Connection) -> None:
@@ -103,7 +103,7 @@ class FleetSync(Part):
         self._write(begin)
 
     def fleet_seen(self, *, now_s: float | None = None) -> float:
-        """When our counts were written last, in seconds; now_s: they are written now."""
+        """When our counts were last written, in seconds. now_s: note that they are written now."""
         if now_s is not None:
             self._write(lambda conn: conn.execute("UPDATE fleet SET seen_us = ?", (us(now_s),)))
         found = self._db.read(lambda conn: conn.execute("SELECT seen_us FROM fleet").fetchone())
@@ -125,9 +125,9 @@ class FleetSync(Part):
     def fleet_move(
         self, environment: Environment, after: str, listed: Mapping[str, str], *, full_s: float
     ) -> list[str]:
-        """Results are known up to this name. listed: names, each with its unit's hash; those that are new come back.
+        """Note that results are known up to this name. listed: names with their unit's hash; returns the new ones.
 
-        full_s: when all names were listed last. Where that is now, names that are not among them are forgotten.
+        full_s: when all names were listed last. If that is now, names that are not among them are forgotten.
         """
 
         def move(conn: sqlite3.Connection) -> list[str]:
@@ -169,7 +169,7 @@ class FleetSync(Part):
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
 
     def fleet_unknown(self, paths: Sequence[str]) -> list[str]:
-        """The names of these under which nothing was fetched yet."""
+        """Those of these names whose objects were not fetched yet."""
         sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM fleet_result r WHERE r.path = value)"
         values = (json.dumps(list(paths)),)
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
@@ -177,9 +177,9 @@ class FleetSync(Part):
     def fleet_take(
         self, environment: Environment, found: Sequence[ForeignResult], *, gone: Sequence[str] = (), now_s: float
     ) -> None:
-        """Keep what was fetched: it waits for a check here, or is remembered as what cannot be read.
+        """Store fetched results, which wait for a check here, or the fact that they cannot be read.
 
-        gone: names that were listed, and under which there is nothing any more.
+        gone: names that were listed, but whose objects no longer exist.
         """
 
         def take(conn: sqlite3.Connection) -> None:
@@ -205,7 +205,7 @@ class FleetSync(Part):
         return [Unit(problem_of(row), row["covers"]) for row in found]
 
     def fleet_intend(self, environment: Environment, claims: Iterable[tuple[Unit, str]], *, now_s: float) -> None:
-        """We are about to claim these, by these names: who is killed in between finds out by them what it won."""
+        """Note that we are about to claim these by these names, so that after a kill we can find out what we won."""
 
         def put(conn: sqlite3.Connection) -> None:
             here = self._environment_id(conn, environment, us(now_s))
@@ -217,9 +217,9 @@ class FleetSync(Part):
     def fleet_claims(
         self, environment: Environment, claims: Iterable[tuple[Unit, bool, str, float]], *, now_s: float
     ) -> None:
-        """Who tunes what, in place of what was known: (unit, whether it is ours, name, until when by our clock).
+        """Replace the known claims by these: (unit, whether it is ours, name, until when by our clock).
 
-        Claims of ours that are not named stay until they lapse.  The daemon may ask for more again.
+        Our own claims that are not among them stay until they lapse.  The daemon may ask for more claims again.
         """
 
         def put(conn: sqlite3.Connection) -> None:
@@ -258,7 +258,7 @@ class FleetSync(Part):
         ]  # fmt: skip
 
     def fleet_drop(self, environment: Environment, units: Iterable[Unit]) -> None:
-        """These units are not ours any more."""
+        """Give up our claims of these units."""
 
         def drop(conn: sqlite3.Connection) -> None:
             for unit in units:
@@ -271,7 +271,7 @@ class FleetSync(Part):
         self._write(drop)
 
     def fleet_unshared(self, environment: Environment, *, every: bool = False) -> list[Unshared]:
-        """Verdicts found here that no other host has from us, by unit. every: also those that others have."""
+        """Verdicts found here that we have not shared, by unit. every: also shared ones."""
 
         def ask(conn: sqlite3.Connection) -> list[Unshared]:
             place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
@@ -285,11 +285,11 @@ class FleetSync(Part):
         return [one for one in self._db.read(ask) if one.solutions]
 
     def fleet_shared(self, ids: Sequence[int]) -> None:
-        """These solutions are with the others now."""
+        """Note that these solutions are shared."""
         self._write(lambda conn: conn.executemany("INSERT OR IGNORE INTO fleet_shared VALUES (?)", [(i,) for i in ids]))
 
     def fleet_solved(self, environment: Environment, *, since_s: float) -> int:
-        """How many verdicts were searched here since then. A check of another host's result takes far less time."""
+        """How many verdicts our own searches found since then; checks of other hosts' results do not count."""
         sql = """
             SELECT count(*) FROM solution s JOIN environment e ON e.id = s.environment_id
             WHERE e.key = ? AND s.published_us > ? AND NOT EXISTS (
@@ -299,7 +299,7 @@ class FleetSync(Part):
         return self._db.read(lambda conn: int(conn.execute(sql, (environment.key, us(since_s))).fetchone()[0]))
 
     def fleet_found_by(self, environment: Environment) -> dict[tuple[str, str], str]:
-        """The host whose result was checked here and taken over, by (problem, covers)."""
+        """The host whose result was checked and taken over here, by (problem, covers)."""
         sql = """
             SELECT p.text, f.covers, f.host FROM fleet_result f JOIN problem p ON p.id = f.problem_id
             JOIN environment e ON e.id = f.environment_id WHERE e.key = ? AND f.state = 'used'
@@ -308,7 +308,7 @@ class FleetSync(Part):
         return {(str(text), str(covers)): str(host) for text, covers, host in found}
 
     def fleet_counts(self, environment: Environment, *, now_s: float, limit: int) -> list[dict[str, Any]]:
-        """What was called here, most expensive first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
+        """Problems called here, most expensive first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
 
         def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:
             place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()

@@ -1,14 +1,13 @@
-"""Counts of other users' programs: read from a file that they may write, added to our own, which they may not.
+"""Counts of other users' programs: read from a file that they may write, and added to our own, which they may not.
 
-The ingest file has our schema, so it can be looked at like any other, but nothing of it is believed that is not
-checked here: sightings within bounds, sessions, and reports of routes that failed.  `members_file` reads it,
-`members_rows` looks whether what it says can be true, `members_limits` how much of it may be new, `members_progress`
-knows how far we are.
+The ingest file has our schema, so any tool can look at it, but we check everything in it: sightings must be within
+bounds, and so must sessions and reports of failed routes.  `members_file` reads the file, `members_rows` checks whether
+its content can be true, `members_limits` how much of it may be new, and `members_progress` keeps how far we have read.
 
-Exactly once: rows are gone through in the order of their keys, pass by pass, and how much of each is in our own tables
-is remembered beside these, in one transaction with what was added.  A pass reads only what was seen since the one
-before began; the last one, when the file was moved out of the folder and nobody writes to it any more, reads all of
-it, so what clocks that jump kept from the others is found by then.  After it the file and its memory are dropped.
+Each count is added exactly once: we read rows in the order of their keys, pass by pass, and store how much of each row
+has been added, in the same transaction.  A pass reads only rows seen since the previous pass began.  The last pass,
+after the file was moved out of the folder and nobody writes to it any more, reads all rows, and so finds those that the
+others missed because a clock jumped.  After it the file and what we stored about it are removed.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from gemmtuned.db.sightings import ADD_QUARANTINE, Sightings, count
 log = logging.getLogger("gemmtuned.daemon")
 
 AT_ONCE: Final = 2000  # rows of one transaction
-SETTLED_S: Final = 1.0  # a file that changed less than this before we looked may change again within one tick
+SETTLED_S: Final = 1.0  # a file that changed less than this before we looked may change again with the same time
 ROTATE_BYTES: Final = 16 << 20  # some 130,000 rows
 OTHERS_AT_ONCE: Final = 1000  # sessions, and reports
 FIRST_SESSION: Final = ("", 0, 0)  # host, pid, started_us
@@ -77,10 +76,10 @@ class Ingest(Sightings):
     _sessions_after: tuple[Any, ...] = FIRST_SESSION
 
     def take_from(self, path: Path, *, now_s: float, limit_s: float = float("inf")) -> int:
-        """Add what is new in this file to ours; returns how many calls. 0 when there is no such file yet.
+        """Add the new counts of this file to ours; returns how many calls. 0 when there is no such file yet.
 
-        limit_s: after the first page no further one is begun after so long; the next call goes on.  Raises StoreError
-        when it cannot be read, StoreBusy when our own database is in use.
+        limit_s: after so long no further page is begun; the next call goes on.  Raises StoreError when the file cannot
+        be read, StoreBusy when our own database is in use.
         """
         until_s, now_us = time.monotonic() + limit_s, us(now_s)
         aside = self._db.path.with_name("ingest-aside.db")
@@ -103,13 +102,13 @@ class Ingest(Sightings):
             return calls
 
     def _finish(self, aside: Path, now_us: int, until_s: float) -> int:
-        """Go through the file that was moved aside, and remove it once all of it is ours. Returns how many calls."""
+        """Read the file that was moved aside, and remove it once all of it is added. Returns how many calls."""
         if signature(aside) is None:
             return 0
         try:
             file = MembersFile(aside, aside=True)
             try:
-                self._take_others(file, now_us)  # what was written between our last look at it and the move
+                self._take_others(file, now_us)  # rows written between our last look and the move
                 calls, is_over = (0, True) if file.born is None else self._pages(file, now_us, until_s)
             finally:
                 file.close()
@@ -125,10 +124,10 @@ class Ingest(Sightings):
         return calls
 
     def _pass(self, path: Path, now_us: int, until_s: float) -> tuple[int, bool, bool]:
-        """(calls added, whether this pass over the file came to its end, whether a new file is to take its place)."""
+        """(calls added, whether this pass over the file is complete, whether a new file shall take its place)."""
         file = MembersFile(path)
         try:
-            if file.born is None:  # programs have said that they are there, and nothing else
+            if file.born is None:  # programs have only registered so far
                 self._take_others(file, now_us)
                 return 0, True, file.is_older
             self._take_others(file, now_us)
@@ -144,7 +143,7 @@ class Ingest(Sightings):
             file.close()
 
     def _pages(self, file: MembersFile, now_us: int, until_s: float) -> tuple[int, bool]:
-        """Page after page to the end of this pass; (calls added, whether that was reached)."""
+        """Read page after page to the end of this pass; (calls added, whether the end was reached)."""
         names = Names(file)
         calls = 0
         while True:
@@ -176,8 +175,8 @@ class Ingest(Sightings):
         next_: tuple[Any, ...] | None,
         now_us: int,
     ) -> int:
-        """One transaction: what is new of these rows is added, and how far we are is remembered."""
-        progress = replace(progress)  # the transaction may be rolled back, or done anew on a mended file
+        """In one transaction, add the new counts of these rows and store how far we have read."""
+        progress = replace(progress)  # a copy: the transaction may be rolled back, or repeated on a mended file
         room, before = Room(conn, now_us), Before(conn, progress.born)
         ours = Ours(self, conn, room, now_us)
         new: list[tuple[Any, ...]] = []
@@ -230,10 +229,9 @@ class Ingest(Sightings):
             conn.execute("DELETE FROM taken")  # of the version before; see migrations/0013
 
     def _take_others(self, file: MembersFile, now_us: int) -> None:
-        """Programs that live, and reports of routes that failed, since the last pass began.
+        """Take sessions of programs and reports of failed routes since the last pass began.
 
-        Before the pages of a pass: with the last one the next pass begins, and what was not taken by then would never
-        be read again.
+        This comes before the pages of a pass: the next pass begins with its last page, and later reads nothing older.
         """
         since_us = None if file.is_empty else self._db.read(lambda conn: others_since(conn, file))
         if since_us is None:
@@ -277,6 +275,6 @@ class Ingest(Sightings):
         key = (self._problem_id(conn, problem), *(plain(str(row[name]), 4096) for name in _REPORT_KEY))
         if conn.execute(_LIVE, key).fetchone() is None or conn.execute(_TOLD, (*key, seen_us)).fetchone() is not None:
             return
-        if room.take("report"):  # another user's word is not evidence: the daemon runs it, whatever they compared
+        if room.take("report"):  # another user's report is no proof: the daemon runs the kernel itself
             what = (plain(row["reason"], 4096), plain(row["run"], 512), "failed")
             conn.execute(ADD_QUARANTINE, (*key, *what, seen_us))

@@ -39,10 +39,10 @@ class LockFile:
         self._thread = allocate_lock()
 
     def acquire(self, timeout_s: float, *, make: bool = False) -> bool:
-        """True once it is ours, False when others held it for all of timeout_s. Raises OSError.
+        """True once we hold the lock, False when others held it for all of timeout_s. Raises OSError.
 
-        Where another file lies at the path by now, that one is locked: whoever came since holds it, and not ours.
-        make: one that was removed is made anew; without it the removed one is locked, and no folder made for it.
+        If the file at the path was replaced, the new one is locked, since processes started since then lock that.
+        make: if it was removed, make a new one; without `make` the removed file is locked and no folder is made.
         """
         deadline = clock.monotonic() + timeout_s
         if not self._thread.acquire(timeout=max(timeout_s, 0)):
@@ -61,7 +61,7 @@ class LockFile:
                     sleep(min(pause_s, left_s))
                     pause_s = min(pause_s * 1.5, 0.008)
                 else:
-                    if self._is_current(make=make):  # it may have been removed before we had it
+                    if self._is_current(make=make):  # it may have been removed before we had the lock
                         return True
         except BaseException:
             self._thread.release()
@@ -75,43 +75,43 @@ class LockFile:
         return self._fd
 
     def _is_current(self, *, make: bool) -> bool:
-        """Whether what we have open is what others would lock."""
+        """Whether the file that we have open is the one that others would lock."""
         found = lies_at(self.path)
         return found == self._which or (found is None and not make)
 
     def release(self) -> None:
-        """Give it back; only its holder may call this. Never fails: what it guarded was done."""
+        """Release the lock; only its holder may call this. Never raises, because the guarded work is done."""
         try:
             faults.point("lock.release")
             if self._fd is not None and self._is_open():
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
         except OSError:
             with contextlib.suppress(OSError):
-                self.close()  # which frees it, too
+                self.close()  # which releases the lock, too
         finally:
             self._thread.release()
 
     def close(self) -> None:
-        """Give the descriptor back. The lock must not be held."""
+        """Close the descriptor. The lock must not be held."""
         if self._fd is not None and self._is_open():
             os.close(self._fd)
         self._fd = None
 
     def _is_open(self) -> bool:
-        """Whether the descriptor is still ours: the program we are in may have closed it, and opened a file there."""
+        """Whether the descriptor is still ours: the program may have closed it, and opened another file there."""
         return self._fd is not None and identity_of(self._fd) == self._which
 
     def after_fork(self) -> None:
-        """In the child: forget what the parent holds. Closing a copy does not free the parent's lock."""
+        """In the child: forget the parent's lock. Closing our copy of the descriptor does not release it."""
         self._thread = allocate_lock()
         self.close()
 
 
 def out_of_the_way(fd: int) -> int:
-    """The same file under a number that no file of a program gets which has closed ours: new ones get the lowest.
+    """The same file with a high descriptor, which is not reused if the program closes it: new files get the lowest.
 
-    Between a look at whose a descriptor is and its close another thread may run.  As it was where no such number is to
-    be had.
+    That matters because another thread may run between our look at the descriptor and its close.  Returns the given
+    descriptor if there is no high one.
     """
     try:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
@@ -131,27 +131,27 @@ def lies_at(path: Path) -> tuple[int, int] | None:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file, made if need be, for as few as may use it: who can open it can hold it, and us up, for ever.
+    """Open a lock file, made if need be, with the narrowest mode: whoever can open it can hold it for ever.
 
-    That is its owner alone, and the group where the group may write the folder, which then shares what it guards.  A
-    file that an earlier version opened to more is mended.  Raises OSError, also for what is no regular file: a FIFO or
-    a device could keep us in `open`.
+    Only its owner may open it, and the group if the group may write to the folder, and so shares what it guards.  A
+    wider mode of an earlier version is corrected.  Raises OSError, also for anything but a regular file: a FIFO or a
+    device could block `open`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         with contextlib.suppress(FileNotFoundError):
             return _ours(os.open(path, flags), path)
-        with contextlib.suppress(FileExistsError):  # another was faster
+        with contextlib.suppress(FileExistsError):  # another process was faster
             fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
             owner = path.parent.stat().st_uid
-            if os.geteuid() == 0 != owner:  # a command that root ran must not shut the folder's owner out
+            if os.geteuid() == 0 != owner:  # a file that root makes must not lock the folder's owner out
                 os.fchown(fd, owner, -1)
             return _ours(fd, path)
 
 
 def _ours(fd: int, path: Path) -> int:
-    """The descriptor, if it is a lock file, with the mode that it should have whatever the umask."""
+    """The descriptor, if it is of a lock file, which gets its mode whatever the umask."""
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
@@ -166,17 +166,17 @@ def _ours(fd: int, path: Path) -> int:
 
 
 def what_lies_there(mode: int) -> str:
-    """Which kind of file this st_mode is of, in words."""
+    """The kind of file with this st_mode, in words."""
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
     return kinds.get(stat.S_IFMT(mode), "a regular file" if stat.S_ISREG(mode) else "a device")
 
 
 def holder(path: Path) -> str:
-    """Which process holds this lock, as far as the kernel tells: "pid 7 (name, user)"; "" when it does not.
+    """Which process holds this lock: "pid 7 (name, user)"; "" when that is not known.
 
-    Where it was stopped by a signal, also how to let it go on: STOPPED is in the text then.
+    If the process was stopped by a signal, the text contains STOPPED and how to continue it.
 
-    /proc/locks names it by device and inode; locks of other PID namespaces are listed with a number that is none here.
+    /proc/locks lists locks by device and inode; those of other PID namespaces have a pid that does not exist here.
     """
     try:
         facts = path.stat()
@@ -192,9 +192,9 @@ def holder(path: Path) -> str:
 
 
 def file_mode(folder: Path) -> int:
-    """Mode of a new file: the group may write it where it may write the folder.
+    """The mode of a new file: the group may write it if it may write to the folder.
 
-    It may read it where the folder is handed on to the group (setgid) and readable.
+    The group may read it if the folder is setgid and readable by it.
     """
     mode = folder.stat().st_mode
     if mode & stat.S_IWGRP:

@@ -1,8 +1,8 @@
-"""The file in which programs of other users leave their counts: looked at before it is opened, read in pages, cut off.
+"""The file in which programs of other users leave their counts: checked before it is opened, read page by page.
 
-Whoever may write the folder may put anything there: a FIFO, a link, a view without an end, gigabytes of text.  So the
-file must be a regular one with the tables that we make, every question has a deadline, and what is too long is not
-read.  It is only read; when it is large or old it is moved out of the folder, and programs make a new one.
+Whoever may write to the folder may put anything there: a FIFO, a link, a view without an end, gigabytes of text.  So
+the file must be a regular one with the tables that we make, every query has a deadline, and too long values are not
+read.  We only read the file; when it is large or old it is moved out of the folder, and programs make a new one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gemmtuned.db import faults, migrations
 from gemmtuned.db.lockfile import LockFile, what_lies_there
 from gemmtuned.db.rows import PROBLEM_COLUMNS, rows
 
-ANSWER_S: Final = 1.0  # for each question
+ANSWER_S: Final = 1.0  # the longest time for a query
 LOCK_S: Final = 0.05
-LONGEST: Final = 1 << 16  # bytes of a row and of a text; ours have at most 8 KiB
-LARGEST_LOG_BYTES: Final = 1 << 30  # programs cut theirs at 16 MiB
-FIRST: Final = (*[-(1 << 63)] * 4, "", 0)  # before the key of every row
+LONGEST: Final = 1 << 16  # the most bytes of a row or text; ours have at most 8 KiB
+LARGEST_LOG_BYTES: Final = 1 << 30  # our programs truncate their log at 16 MiB
+FIRST: Final = (*[-(1 << 63)] * 4, "", 0)  # a key less than that of any row
 
 _KEY: Final = "problem_id, environment_id, run_id, hour, outcome, graph"
 _SELECT: Final = f"SELECT {_KEY}, calls, sampled_calls, sampled_us, last_seen_us FROM"
 _BY_HOUR: Final = "hour, problem_id, environment_id, run_id, outcome, graph"
-# Each by the primary key of its table: a page costs what it holds, however large the file is
+# Pages are read by the primary key, so that a page costs the same however large the file is
 _PAGE: Final = f"""
 {_SELECT} {{table}}
 WHERE last_seen_us >= ? AND ({_KEY}) > (?, ?, ?, ?, ?, ?) ORDER BY {_KEY} LIMIT ?
@@ -43,7 +43,7 @@ _PAGE_BY_HOUR: Final = f"""
 {_SELECT} sighting
 WHERE last_seen_us >= ? AND hour >= ? AND ({_BY_HOUR}) > (?, ?, ?, ?, ?, ?) ORDER BY {_BY_HOUR} LIMIT ?
 """
-# A file that began before step 0016 of the schema keeps its rows of then in a table of their own, which is only read
+# A file from before step 0016 of the schema has its old rows in a separate table, which is only read
 _BEFORE: Final = "sighting_before"
 _PROBLEM: Final = f"SELECT {PROBLEM_COLUMNS} FROM problem p WHERE p.id = ?"  # noqa: S608
 _DEVICE: Final = """
@@ -59,7 +59,7 @@ SELECT {PROBLEM_COLUMNS}, q.id, q.device, q.mode, q.covers, q.backend, q.config,
     q.last_seen_us
 FROM quarantine q JOIN problem p ON p.id = q.problem_id WHERE q.last_seen_us >= ? AND q.id > ? ORDER BY q.id LIMIT ?
 """  # noqa: S608
-# What is read, and of which type; a column more than these does no harm
+# The columns that are read, with their types; additional columns do no harm
 _COUNT, _TEXT, _REAL = "INTEGER", "TEXT", "REAL"
 _READ: Final[dict[str, dict[str, str | None]]] = {
     "problem": dict.fromkeys(name.strip().removeprefix("p.") for name in PROBLEM_COLUMNS.split(",")),
@@ -77,9 +77,9 @@ _READ: Final[dict[str, dict[str, str | None]]] = {
 
 
 def signature(path: Path) -> tuple[tuple[int, int, int, int], ...] | None:
-    """What changes when anybody writes to the file or its log; None when there is no file.
+    """A value that changes when anybody writes to the file or its log; None when there is no file.
 
-    Raises StoreError when something lies there that no gemmtuned made, before anything is opened.
+    Raises StoreError, before anything is opened, if gemmtuned did not make what lies there.
     """
     found = []
     for end in ("", "-wal", "-shm", "-journal"):
@@ -102,20 +102,20 @@ def signature(path: Path) -> tuple[tuple[int, int, int, int], ...] | None:
 
 
 class StrangeFile(StoreError):
-    """It holds what no gemmtuned wrote, or is damaged: to look again will not help."""
+    """The file has content that gemmtuned did not write, or is damaged; another try does not help."""
 
 
 class MembersFile:
-    """One look at it: a snapshot that ends with `close`. aside: nobody writes to it any more.
+    """A snapshot of the file, until `close`. aside: nobody writes to the file any more.
 
-    Every method raises StoreError when it cannot be read, holds what no gemmtuned wrote, or takes longer than ANSWER_S.
+    Every method raises StoreError when the file cannot be read, has foreign content, or takes longer than ANSWER_S.
     """
 
     def __init__(self, path: Path, *, aside: bool = False) -> None:
         self.path = path
         self.aside = aside
-        self.born: int | None  # by which it is known for as long as it is there; None while it holds nothing
-        self.is_older = False  # of an older version: a program of ours adds nothing to it
+        self.born: int | None  # identifies the file for its life; None while it is empty
+        self.is_older = False  # it has the schema of an older version, to which our programs add nothing
         self._until_s = time.monotonic() + ANSWER_S
         uri = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if aside else "")
         faults.refuse_short(path)
@@ -130,14 +130,14 @@ class MembersFile:
                 self._conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
             self._ask("PRAGMA trusted_schema = OFF")
             self._ask("BEGIN")
-            if not self._ask("SELECT 1 FROM sqlite_master LIMIT 1"):  # being made at this moment
+            if not self._ask("SELECT 1 FROM sqlite_master LIMIT 1"):  # somebody is making it now
                 self.born, self.is_empty = None, True
                 return
             self.is_empty = False
             self._refuse_strange()
             self.is_older = self._ask("PRAGMA user_version")[0][0] < migrations.SCHEMA
             came_as = "came_as" in {row[1] for row in self._ask("PRAGMA table_info(environment)")}
-            name = "coalesce(nullif(came_as, ''), key)" if came_as else "key"  # step 0017 gave it another
+            name = "coalesce(nullif(came_as, ''), key)" if came_as else "key"  # step 0017 gave environments new keys
             first = self._ask(f"SELECT {name}, first_seen_us FROM environment ORDER BY id LIMIT 1")  # noqa: S608
             self.born = int.from_bytes(sha256(json.dumps(first).encode()).digest()[:8], "big") >> 1 if first else None
         except BaseException:
@@ -145,17 +145,17 @@ class MembersFile:
             raise
 
     def close(self) -> None:
-        """End the look."""
+        """End the snapshot."""
         with contextlib.suppress(sqlite3.Error):
             self._conn.close()
 
     @property
     def parts(self) -> int:
-        """Into how many tables its sightings are divided: 2 from step 0016 of the schema on."""
+        """How many tables have sightings: 2 from step 0016 of the schema on."""
         return 2 if self._has_before else 1
 
     def sightings(self, part: int, since_us: int, after: tuple[Any, ...], limit: int) -> list[tuple[Any, ...]]:
-        """Rows of this part last seen from since_us on whose key comes after this one, in the order of the part.
+        """Rows of this part that were last seen since since_us and whose key is after this one, ordered by key.
 
         A row: problem, environment, run, hour, outcome, graph, which are its key, then calls, sampled_calls,
         sampled_us, last_seen_us.
@@ -167,7 +167,7 @@ class MembersFile:
         return self._ask(_PAGE_BY_HOUR, (since_us, hour, *by_hour, limit))
 
     def problem(self, number: int) -> dict[str, Any] | None:
-        """The problem of this number, as its columns; None when there is none."""
+        """The columns of the problem with this id; None when there is none."""
         return next(iter(self._rows(_PROBLEM, (number,))), None)
 
     def environment(self, number: int) -> tuple[dict[str, Any], dict[str, str]] | None:
@@ -180,25 +180,25 @@ class MembersFile:
         return device, dict(zip(names, (str(row["stamp"]) for row in now), strict=True))
 
     def run(self, number: int) -> str:
-        """The label of this number; an empty text when there is none."""
+        """The run label with this id; "" when there is none."""
         found = self._ask("SELECT name FROM run WHERE id = ?", (number,))
         return found[0][0] if found else ""
 
     def sessions(self, since_us: int, until_us: int, after: tuple[Any, ...], limit: int) -> list[dict[str, Any]]:
-        """Sessions that were heard of in this time, after this key (host, pid, started_us)."""
+        """Sessions seen in this time whose key (host, pid, started_us) is after this one."""
         return self._rows(_SESSIONS, (since_us, until_us, *after, limit))
 
     def reports(self, since_us: int, after: int, limit: int) -> list[dict[str, Any]]:
-        """Routes that failed in programs, after this number."""
+        """Reports of failed routes with an id after this one."""
         return self._rows(_REPORTS, (since_us, after, limit))
 
     def bytes(self) -> int:
-        """Its size without what is free in it."""
+        """The size of the file without its free pages."""
         pages, free, size = (self._ask(f"PRAGMA {p}")[0][0] for p in ("page_count", "freelist_count", "page_size"))
         return int((pages - free) * size)
 
     def _refuse_strange(self) -> None:
-        """Tables alone, of one kind, with columns that are stored: a view or a computed column may have no end."""
+        """Refuse all but plain tables with stored columns, since a view or a computed column may never end."""
         kinds = {row[1]: row for row in self._ask("PRAGMA table_list")}
         self._has_before = _BEFORE in kinds
         read = {**_READ, **({_BEFORE: _READ["sighting"]} if self._has_before else {})}
@@ -242,11 +242,10 @@ class MembersFile:
 
 
 def set_aside(path: Path, aside: Path) -> bool:
-    """Move the file out of the folder, so that programs make a new one; False when somebody uses it at this moment.
+    """Move the file out of the folder, so that programs make a new one; False when somebody is using it.
 
-    Under the lock that its writers take, after its log was brought into it: nobody is in the middle of a write, what
-    was committed is in the one file that is moved, and each writer finds before its next write that another file, or
-    none, lies there.  Raises StoreError.
+    This is done under the lock of its writers, after a checkpoint: so nobody is in the middle of a write, all that was
+    committed is in the file that is moved, and each writer notices before its next write.  Raises StoreError.
     """
     lock = LockFile(path.with_name(path.name + ".lock"))
     log = Path(f"{path}-wal")

@@ -1,14 +1,14 @@
-"""A damaged database is replaced whole or not at all: built anew beside it, then renamed into its place.
+"""A damaged database is replaced completely or not at all: a new one is built beside it, then renamed into its place.
 
-    .salvage-tune.db/copy.db      what is read: the damaged file with its log; ways to mend it are tried on it
-    .salvage-tune.db/build.db     what is written
-    .salvage-tune.db/report.json  which file it was made from, and what came of it
-    .salvage-tune.db/new.db       build.db, once it is whole and on the disk: from here on only renames are left
+    .salvage-tune.db/copy.db      the damaged file with its log, as a copy on which repairs are tried
+    .salvage-tune.db/build.db     the new database while it is written
+    .salvage-tune.db/report.json  which file it was made from, and the outcome
+    .salvage-tune.db/new.db       build.db, once it is complete and on the disk: from here on only renames are left
     tune.db.corrupt-<UTC>         the damaged file, kept, and beside it its log and its report
 
-Until the renames the damaged file lies where it lay, untouched: a kill or a full disk at any byte costs the time.  Who
-opens the database next finds what was begun, and ends the renames or builds anew.  The caller holds the lock file, and
-no connection of its own is open.
+Until the renames the damaged file stays where it is, unchanged: a kill or a full disk at any byte costs only time.  The
+next process that opens the database finds what was begun, and finishes the renames or builds again.  The caller holds
+the lock file and has no connection open.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ CUT_SHORT: Final = "cut short"
 OF_AN_OLDER_VERSION: Final = "of an older version, cut short"
 SET_ASIDE: Final = "set aside"
 MOST_BYTES: Final = 1 << 20  # of a report
-KEEP: Final = 3  # files set aside; older ones are removed when another one comes
+KEEP: Final = 3  # damaged files that are kept; older ones are removed when another one comes
 _COPY_BYTES: Final = 4 << 20  # between two beats
 Beat = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a salvage gave. lost_calls: of counted calls whose rows could not be read, by the ledger that is left.
+    """The outcome of a salvage. lost_calls: calls whose rows could not be read, by what is left of the ledger.
 
-    ledger_whole: whether all of the ledger is left; else more calls may be lost, and nothing tells how many.
+    ledger_whole: whether the whole ledger is left; if not, an unknown number of calls more may be lost.
     """
 
     reason: str
@@ -62,7 +62,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something of a salvage that lies beside the database. kind: one of the three above."""
+    """A file of a salvage beside the database. kind: one of the three above."""
 
     kind: str
     path: Path
@@ -70,10 +70,10 @@ class Leftover:
 
 
 def rebuild(path: Path, *, reason: str, beat: Beat) -> Report:
-    """Build the database anew from what can be read of it, and put the new one in its place.
+    """Build a new database from what can be read of the damaged one, and put it in its place.
 
-    beat is called every few milliseconds; what it raises ends the work and leaves the file as it is.  Raises OSError
-    and sqlite3.Error in the same case.
+    beat is called every few milliseconds.  If it raises, or on OSError and sqlite3.Error, which are raised, too, the
+    damaged file stays as it is.
     """
     folder = folder_of_salvage(path)
     try:
@@ -87,9 +87,9 @@ def rebuild(path: Path, *, reason: str, beat: Beat) -> Report:
 
 
 def finish(path: Path) -> Report | None:
-    """End the renames that a killed process has begun; None when there is nothing to end.
+    """Finish the renames that a killed process had begun; None when there are none.
 
-    What was built from a file that has changed since is thrown away.
+    A new database that was built from a file which has changed since is removed.
     """
     folder = folder_of_salvage(path)
     if not salvage_is_finished(path):
@@ -104,7 +104,7 @@ def finish(path: Path) -> Report | None:
 
 
 def leftovers(path: Path) -> list[Leftover]:
-    """What lies beside the database of salvages, ended and not; the newest first."""
+    """The files of salvages beside the database, finished or not; the newest first."""
     found = []
     ours = folder_of_salvage(path)
     for folder in path.parent.glob(".salvage-*"):
@@ -133,7 +133,7 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
             "journal_mode = MEMORY",
             "synchronous = OFF",
             "foreign_keys = ON",
-        ):  # OFF would keep refused rows
+        ):  # OFF would keep rows that are refused
             new.execute(f"PRAGMA {pragma}").fetchall()
         rows, lost, whole = salvage.copy(lambda to: _copy(path, to, beat), folder, new, beat)
     finally:
@@ -151,7 +151,7 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
 
 
 def _swap(path: Path, folder: Path) -> Report:
-    """The renames. Each can be done twice, and after each the next opening goes on here."""
+    """Do the renames. Each may be repeated, so after a kill between two the next process that opens goes on here."""
     raw = _report(folder)
     report = Report(**{name: raw[name] for name in Report.__slots__})
     aside = path.with_name(report.set_aside)
@@ -162,7 +162,7 @@ def _swap(path: Path, folder: Path) -> Report:
     if not aside.exists() and path.exists():
         faults.point("salvage.link")
         try:
-            os.link(path, aside)  # so that at every moment one of the two lies at the path
+            os.link(path, aside)  # a link, so that there always is a file at the path
         except OSError:  # a file system without links
             path.rename(aside)
     faults.point("salvage.rename_new")
@@ -175,10 +175,10 @@ def _swap(path: Path, folder: Path) -> Report:
 
 
 def _report(folder: Path) -> dict[str, Any]:
-    """What a salvage wrote of itself. Raises StoreError where that cannot be read: what it built is not thrown away."""
+    """The report of a salvage. Raises StoreError if it cannot be read, so that the new database is not removed."""
     path = folder / "report.json"
     try:
-        found = {"ledger_whole": True, **json.loads(read_small(path, MOST_BYTES))}  # one of 0.2.0 does not say
+        found = {"ledger_whole": True, **json.loads(read_small(path, MOST_BYTES))}  # version 0.2.0 wrote no such field
         if not {*Report.__slots__, "source"} <= found.keys() or not {"db", "wal"} <= found["source"].keys():
             raise KeyError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
@@ -190,7 +190,7 @@ def _report(folder: Path) -> dict[str, Any]:
 
 
 def tidy(path: Path) -> None:
-    """Put away what the last rename leaves, should a kill have come between."""
+    """Remove what is left if a kill came after the last rename."""
     folder = folder_of_salvage(path)
     report = folder / "report.json"
     if not report.exists() or (folder / "new.db").exists() or (folder / "build.db").exists():
@@ -203,7 +203,7 @@ def tidy(path: Path) -> None:
 
 
 def _copy(path: Path, to: Path, beat: Beat) -> None:
-    """The damaged file and its log as `to`: what is tried on it leaves the damaged file as it was found."""
+    """Copy the damaged file and its log to `to`, so that repairs do not change the damaged file."""
     for end in ("", "-wal", "-shm"):
         target = to.with_name(to.name + end)
         target.unlink(missing_ok=True)
@@ -219,7 +219,7 @@ def _copy(path: Path, to: Path, beat: Beat) -> None:
 
 
 def _facts(path: Path) -> dict[str, Any] | None:
-    """What tells one state of the file from another: inode, size and time of the database and of its log."""
+    """Facts that identify a state of the file: inode, size and time of the database and of its log."""
 
     def of(one: Path) -> list[int] | None:
         try:
@@ -233,7 +233,7 @@ def _facts(path: Path) -> dict[str, Any] | None:
 
 
 def _as_the_other(new: Path, old: Path) -> None:
-    """Who might open the old one may open the new one."""
+    """Give the new file owner, group and mode of the old one."""
     facts = old.stat()
     new.chmod(facts.st_mode & 0o777)
     if (facts.st_uid, facts.st_gid) != (os.geteuid(), os.getegid()):
@@ -256,7 +256,7 @@ def _clear(folder: Path) -> None:
 
 
 def _set_aside_before(path: Path) -> list[Path]:
-    """Files set aside, the newest first."""
+    """The damaged files that were kept, the newest first."""
     names = [p for p in path.parent.glob(f"{path.name}.corrupt-*Z") if p.is_file()]
     return sorted(names, key=lambda p: p.name, reverse=True)
 

@@ -1,11 +1,11 @@
-"""The published tables as the second copy of what a store held: compared with it, and taken back from it.
+"""The published tables as a second copy of the store: compared with it, and restored into it.
 
-A store can be lost (deleted, salvaged with loss) or older than what is published (a backup put in place).  Either way
-the published rows are proven and in use, so they come back into the store before anything else is published.  A row
-may go only when the store itself says why: withdrawn, forgotten, rolled back, superseded, quarantined.
+A store can be lost (deleted, salvaged with loss) or older than what is published (a restored backup).  In both cases
+the published rows are proven and in use, so they are put back into the store before anything else is published.  A row
+is removed only if the store itself says why: withdrawn, forgotten, rolled back, superseded, quarantined.
 
-A store *knows* what is published when it holds the publication of that generation with the same time.  One that does
-not is behind, whatever its own count says: then rows of it that were retired after its time are retired again.
+A store *knows* what is published if it has the publication of that generation with the same time.  A store that does
+not is behind, whatever its own generation is; then rows of it that were retired after its time are retired again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gemmtuned.db.solutions import INSERT, LIVE, RETIRE, raise_generation, solut
 T = TypeVar("T")
 
 _KNOWN: Final = "SELECT published_us FROM publication WHERE generation = ?"
-# The row that a published line shows, live or not: it says why it went
+# The row of a published line, live or not, whose state says why it is not in use
 _ACCOUNTED: Final = """
 SELECT 1 FROM problem p JOIN solution s ON s.problem_id = p.id JOIN device h ON h.id = s.device_id
 WHERE p.rest = ? AND p.m = ? AND h.key = ? AND s.mode = ? AND s.covers = ? AND s.backend = ? AND s.config = ?
@@ -41,7 +41,7 @@ SELECT count(*) FROM solution
 WHERE generation <= :at AND (retired_generation IS NULL OR retired_generation > :at)
 """
 _OLDER: Final = f"{SOLUTION_SELECT} WHERE s.retired_generation IS NULL AND s.published_us <= ? ORDER BY s.id"
-# What came after the tables were written, where the one that they show may run, too
+# Rows from after the tables were written that replace a published one
 _NEWER: Final = """
 SELECT 1 FROM solution s
 JOIN environment_stamp a ON a.environment_id = s.environment_id AND a.backend = :backend AND a.stamp = :stamp
@@ -73,12 +73,12 @@ _CHUNK: Final = 500  # problems that are stored in one go
 
 @dataclass(frozen=True)
 class Standing:
-    """The store beside what is published, of one moment.
+    """The store compared with what is published, at one moment.
 
     generation, store_us: of the store's newest publication.  lines: of its live solutions.  environments: theirs.
-    behind: it does not know what is published.  lost: published solutions that it holds no row of.  invalid: lines
-    that no version of ours can take back.  short: how many of those that were published then it held, where it cannot
-    be told which ones are missing because a table cannot be read; 0 when none is missing.
+    behind: it does not know what is published.  lost: published solutions of which it has no row.  invalid: lines that
+    no version of ours can restore.  short: how many of the published solutions it had, if an unreadable table leaves
+    open which are missing; 0 when none is missing.
     """
 
     generation: int
@@ -93,7 +93,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class TakenBack:
-    """What came into the store: back (in use again), superseded (the store had newer ones), gone (retired since)."""
+    """What was restored: back (in use again), superseded (the store had newer ones), gone (retired since)."""
 
     back: int
     superseded: int
@@ -104,13 +104,13 @@ class Restore(Part):
     """The part of the store that is compared with the published tables."""
 
     def standing(self, published: Published | None) -> Standing:
-        """How the store stands to what is published."""
+        """The store compared with what is published."""
         return self._db.read(lambda conn: standing(conn, published))
 
     def launches_at(self, generation: int, store_us: int, *, solutions: int) -> list[str] | None:
-        """The launch records of live solutions; None unless this is the newest publication and this many are live.
+        """The launch records of live solutions, if this is the newest publication and this many are live; else None.
 
-        Then nothing was lost or changed since.
+        In that case nothing was lost or changed since.
         """
 
         def once(conn: sqlite3.Connection) -> list[str] | None:
@@ -121,9 +121,9 @@ class Restore(Part):
         return self._db.read(once)
 
     def take_back(self, published: Published, *, now_s: float) -> TakenBack:
-        """Bring back what the store lost, in one transaction that survives a power cut.
+        """Restore what the store has lost, in one transaction that survives a power cut.
 
-        Times and generations of rows are those that the tables know.
+        Times and generations of the rows are those in the tables.
         """
 
         def once(conn: sqlite3.Connection) -> TakenBack:
@@ -179,7 +179,7 @@ class Restore(Part):
         return not stays
 
     def _measured_in(self, conn: sqlite3.Connection, s: Solution, published: Published) -> int:
-        """Number of an environment in which this solution may be used: the one published with it, if it was."""
+        """The id of an environment in which this solution is valid: the one published with it, if there is one."""
         found = conn.execute(_STAMPED, (s.backend, s.stamp, s.device)).fetchone()
         if found is not None:
             return int(found[0])
@@ -233,7 +233,7 @@ def _beside(conn: sqlite3.Connection, published: Published, state: Standing) -> 
 
 
 def _note_publications(conn: sqlite3.Connection, published: Published, lost: Sequence[Solution], note: str) -> None:
-    """Have the store know the generation that is published, and those that its rows came with."""
+    """Add the published generation to the store, and the generations of its rows."""
     insert = "INSERT OR IGNORE INTO publication VALUES (?, ?, ?, ?, ?)"
     for generation in sorted({s.generation for s in lost} - {published.generation}):
         conn.execute(insert, (generation, published.created_us, 0, 0, note))
@@ -244,7 +244,7 @@ def _note_publications(conn: sqlite3.Connection, published: Published, lost: Seq
 
 
 def _set_states(conn: sqlite3.Connection, published: Published, state: Standing) -> None:
-    """Rows that an older store has, and that were pinned or set free since."""
+    """Set the states of rows that an older store has and that were pinned or unpinned since."""
     for s in solutions_in(published.lines - state.lines.keys())[0]:
         what = (s.backend, s.config, s.stamp, s.mode, s.covers, s.problem.rest, s.problem.m, s.device)
         conn.execute(_AS_PUBLISHED, (s.state, s.state, s.generation, *what))
@@ -256,9 +256,9 @@ def _is_accounted_for(conn: sqlite3.Connection, s: Solution) -> bool:
 
 
 def _gone(conn: sqlite3.Connection, published: Published) -> list[dict[str, Any]]:
-    """Live rows from before the tables were written that are not in them: retired since, as far as programs know."""
+    """Live rows from before the tables were written that are not in them, so they had been retired."""
     if published.manifest is None or published.unread:
-        return []  # what is not read may hold them
+        return []  # tables that cannot be read may have them
     there = {_identity(s) for s in solutions_in(published.lines)[0]}
     gone = []
     for row in rows(conn, _OLDER, (published.created_us,)):
@@ -273,7 +273,7 @@ def _identity(s: Solution) -> tuple[object, ...]:
 
 
 def look(path: Path, published: Published | None) -> Standing | None:
-    """How the store at path stands to what is published, for reports; None for a database not yet filled.
+    """The store at path compared with what is published, for reports; None for a database without content.
 
     Raises StoreError.
     """
@@ -281,7 +281,7 @@ def look(path: Path, published: Published | None) -> Standing | None:
 
 
 def shows(path: Path, manifest: Manifest) -> bool:
-    """At a glance: the database's newest publication is this one, with as many solutions. Raises StoreError."""
+    """Whether the newest publication is this one, with as many solutions: a quick look. Raises StoreError."""
     solutions = sum(file.rows for file in manifest.files)
     return _looked(path, lambda conn: _is_newest(conn, manifest.generation, manifest.store_us, solutions), False)
 

@@ -1,4 +1,4 @@
-"""Questions about a window of time: what was called in it, how much of that is covered, and what serves it."""
+"""Questions about a window of time: what was called in it, how much of it is covered, and which solution serves it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def coverage(
     run: str | None = None,
     now_s: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Coverage by family, device, run or problem over the last since_s seconds, heaviest first; run: of this one alone.
+    """Coverage by family, device, run or problem over the last since_s seconds, heaviest first; run: only this one.
 
     Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems
     neither tuned nor timed, whose time is by their size alone; faster_time_us: of those that a kernel other than
@@ -179,8 +179,8 @@ def traffic(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -
 
 
 def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
-    """Tuned problems that programs go on replaying with their old kernels, out of graphs captured before the publish.
+    """Tuned problems that programs still run with old kernels, in graphs captured before the publication.
 
-    As the view of that name, of the last since_s seconds; those called most first.
+    Like the view of that name, for the last since_s seconds; the most called first.
     """
     return of_window(path, _FROZEN, us(time.time() - since_s), {"problem": PROBLEM})
