@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_programs import PROGRAMS
+from foreign_programs import PROGRAMS, STARTED
 from foreign_running import K
 from hooked import HERE, LINEAR, ForkServer, Home, publish, published, wait_for
 from once import once
@@ -25,6 +25,7 @@ RUN = f"import runpy; runpy.run_path({str(HERE / 'foreign_programs.py')!r}, run_
 DEPTH = 8  # products one after the other in the deepest programs: forward and backward of two layers, derived twice
 LIMIT_S = 300  # of 20 on a machine of our own
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+Found = Callable[[int], dict[str, Any]]
 SOAK = 3  # turns: every route that takes a problem has had it
 
 
@@ -62,9 +63,7 @@ def difference(off: Any, on: Any, share: float) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(
-    tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer
-) -> Callable[[int], dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer) -> Found:
     """By the number of turns: off and on -> what foreign_programs.py found there, run once for all workers."""
 
     def programs(turns: int) -> dict[str, Any]:
@@ -82,17 +81,17 @@ def found(
 
 
 @pytest.fixture(scope="module")
-def counted(found: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+def counted(found: Found) -> dict[str, Any]:
     return found(0)
 
 
 @pytest.fixture(scope="module")
-def both(found: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+def both(found: Found) -> dict[str, Any]:
     return found(1)
 
 
 @pytest.fixture(scope="module")
-def all_turns(found: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+def all_turns(found: Found) -> dict[str, Any]:
     return found(SOAK)
 
 
@@ -102,9 +101,15 @@ def check(both: dict[str, Any], name: str, off_when: str, on_when: str, share: f
     assert on["warnings"] == off["warnings"]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in STARTED])
 def test_counted_it_is_what_it_is_without_the_hook_to_the_bit(counted: dict[str, Any], name: str) -> None:
     check(counted, name, "first", "first", share=0.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STARTED)
+def test_counted_one_that_starts_interpreters_is_too(both: dict[str, Any], name: str) -> None:
+    check(both, name, "first", "first", share=0.0)
 
 
 @pytest.mark.long
