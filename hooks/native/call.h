@@ -17,13 +17,13 @@ namespace gemmtuned {
 inline int side(const Tensor& t, bool prefer_t) {
   const int64_t d = t.dim();
   const bool n = t.stride(d - 1) == 1 || t.size(d - 1) == 1, c = t.stride(d - 2) == 1 || t.size(d - 2) == 1;
-  // a vector is both: the [K, N] operand is then a transposed weight, X a plain row
+  // a vector is both: then the [K, N] operand counts as a transposed weight, and X as row-major
   if (prefer_t && c && (!n || t.size(d - 1) == 1)) return 1;
   if (n) return 0;
   return c ? 1 : 2;
 }
 
-// False when this is no GEMM we count: the stock operator then runs and gives its own error or empty result.
+// False for a GEMM that we do not count: the stock operator then runs and gives its own error or empty result.
 template <class Device>
 bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::ScalarType out) {
   const int64_t dims = family == BATCHED || family == BATCHED_ADD ? 3 : 2;
@@ -57,7 +57,7 @@ struct Depth {
   ThreadCounters& thread;
 };
 
-// In a catch block of a call with this problem: switches the route off if the fault is its own (blame.h).
+// Called in a catch block of a call with this problem: switches the route off if it is to blame for the error (blame.h).
 template <class Device>
 void judge(Route& route, const Problem& p) {
   const auto bytes = [&](uint8_t dtype, int64_t rows, int64_t columns) {
@@ -91,14 +91,14 @@ inline Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
   return y.as_strided(y.sizes(), {n, 1});
 }
 
-// Names of dimensions, which torch dropped in 2.13: kernels and libraries refuse them, torch's own operators pass them on.
+// Dimension names, which torch dropped in 2.13: kernels and libraries refuse them, torch's own operators keep them.
 template <class T>
 bool has_names(const T& t) {
   if constexpr (requires { t.has_names(); }) return t.has_names();
   else return false;
 }
 
-// Whether the live check finds `y`, the route's result, to be another than stock's. Then the route is off.
+// Whether the live check finds that `y`, the route's result, differs from stock's; it then switches the route off.
 template <class Device>
 bool found_wrong(Route& route, const Problem& p, const Slots& slots, const Tensor& y, const Tensor& stock) {
   std::string wrong;
@@ -114,7 +114,7 @@ bool found_wrong(Route& route, const Problem& p, const Slots& slots, const Tenso
   return true;
 }
 
-// The same bits as without a check. False where that cannot be: `y` is torch's result then.
+// Makes `y` what it would be without a check. False if that is impossible: `y` is then torch's result.
 inline bool is_copied(const Tensor& y, const Tensor& checked) {
   try {
     at::AutoDispatchBelowADInplaceOrView below;
@@ -125,11 +125,11 @@ inline bool is_copied(const Tensor& y, const Tensor& checked) {
   }
 }
 
-// Of a call. ROUTABLE: it is a call that a route can serve. NO_BATCH: x and w are 2-D, torch's have a batch of 1 in front.
-// UNCHECKED: its operands do not outlive stock, so that no result is compared with stock's.
+// Flags of a call. ROUTABLE: a route can serve it. NO_BATCH: x and w are 2-D, torch's operands have a batch of 1 in front.
+// UNCHECKED: stock overwrites or frees operands, so the result cannot be compared with stock's.
 enum CallFlags : int { COUNTED_ONLY = 0, ROUTABLE = 1, NO_BATCH = 2, UNCHECKED = 4 };
 
-// Whether the route takes these operands as they lie; a call that it does not take runs on stock torch, without blame.
+// Whether the route takes operands with these strides; a call that it does not take runs on stock torch, without blame.
 template <class Device>
 bool accepts(const Route& route, const Slots& slots) {
   if (!Device::may_run(route, slots)) return false;
@@ -146,7 +146,7 @@ Tensor run_route(const Route& route, const Problem& p, const Slots& slots, int f
   return C10_UNLIKELY(flags & NO_BATCH) ? y.unsqueeze(0) : y;
 }
 
-// The same into y of `slots`: straight where that is the same as through a fresh tensor.
+// The same, written into y of `slots`: directly if that gives the same result as by way of a fresh tensor.
 template <class Device>
 void run_route_into(const Route& route, const Problem& p, Slots slots, int flags) {
   const Tensor& out = *slots.t[SLOT_Y];
@@ -157,9 +157,9 @@ void run_route_into(const Route& route, const Problem& p, Slots slots, int flags
   out.copy_(y);  // it may overlap an operand
 }
 
-// Serves the call by its route or, without one, by `stock`; then counts it, unless torch raised. `out`: what stock returns,
-// where that is the caller's. A call that stock served though it had a route is counted as a miss.
-// `reference`: what a live check compares with, torch's own result; `stock`, where that is no route of another problem.
+// Runs the call by its route or, without one, by `stock`; then counts it, unless torch raised. `out`: the tensor that stock
+// returns, if it is the caller's. A call with a route that ran on stock all the same is counted as a miss.
+// `reference`: computes torch's own result for a live check; mostly `stock`, unless that is a route of another problem.
 template <class Device, class Stock, class Reference>
 auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock, Tensor* out,
           const Reference& reference) -> decltype(stock()) {
@@ -235,12 +235,12 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   return call<Device>(key, slots, flags, stock, out, stock);
 }
 
-// For a product of x that only its result tells all of: `describe` gives its key once stock has returned, null without one.
+// For a product whose key is known only from its result: `describe` gives the key once stock has returned, or null.
 template <class Device, class Stock, class Describe>
 void call_then_describe(const Tensor& x, const Stock& stock, const Describe& describe) {
   ThreadCounters* thread = this_thread();
   if (!thread || thread->depth) return stock();
-  // which cell it is shows afterwards: calls are chosen by golden steps, so that no order of a model's meets them in step
+  // the cell is known only afterwards, so calls to time are chosen by golden steps, which no model's order repeats
   thread_local uint64_t steps = 0;
   const bool chosen = Device::timed && (steps += 0x9e3779b97f4a7c15ull) <= UINT64_MAX / (kSampleMask + 1);
   const uint64_t start = chosen ? now_ns() : 0;

@@ -10,7 +10,7 @@
 #include "problem.h"
 #include "routes.h"
 
-// What torch's dump of an operator names as the place of our kernels; hooks/overrides.py knows them by it.
+// The place of our kernels in torch's dump of an operator, by which hooks/overrides.py recognises them.
 #define GEMMTUNED_REGISTERED "gemmtuned/hooks/native/c_api.cpp"
 
 namespace gemmtuned {
@@ -19,8 +19,8 @@ using at::Scalar;
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// INVARIANT: the program wants the bits of a row to be the same in every batch. Its dense products are batch-invariant
-// problems then, and nothing else is routed.
+// INVARIANT: the program wants a row to have the same bits in every batch. Then its dense products are batch-invariant
+// problems, and nothing else is routed.
 enum Mode : int { OFF = 0, CAPTURE = 1, DISPATCH = 2, INVARIANT = 4 };
 inline std::atomic<int> g_mode{OFF};
 inline std::atomic<const RouteTable*> g_table{new RouteTable(0)};
@@ -29,15 +29,15 @@ inline Counters& g_counters = *new Counters;  // never destroyed: threads outliv
 inline Captures& g_captures = *new Captures;
 inline Drained& g_drained = *new Drained;
 
-// A thread's counters. Destructors of others' thread-local objects may call GEMMs, before and after any destructor of ours, so
-// this has none, and lasts as long as the thread does. What ends it is a key of pthread's: those come after all destructors of
-// C++, and again for a thread that has made new counters meanwhile.
+// A thread's counters. Destructors of others' thread-local objects may call GEMMs, before and after any destructor of ours.
+// So this type has no destructor and lasts as long as its thread. The destructor of a pthread key ends it: that runs after
+// all destructors of C++, and again if the thread has made new counters meanwhile.
 inline thread_local ThreadCounters* t_counters = nullptr;
 
 class ThreadEnd {
  public:
   ThreadEnd() : made_(pthread_key_create(&key_, &leave) == 0) {}
-  // Have `counters` leave when the thread ends; null: nothing. False where there is no memory, or no key, for it.
+  // Ends `counters` with the thread; null: nothing to end. False if there is no memory, or no pthread key, for it.
   bool set(ThreadCounters* counters) const { return made_ && pthread_setspecific(key_, counters) == 0; }
 
  private:
@@ -58,7 +58,7 @@ inline ThreadCounters* this_thread() {  // null when there is no memory for it
   return t_counters;
 }
 
-// Looks the problem up in the newest table. The hazard pointer keeps the loader from freeing it under our feet.
+// Looks the problem up in the newest table. The hazard pointer keeps the loader from freeing the table meanwhile.
 inline Found look_up(ThreadCounters& thread, const Problem& key) {
   const RouteTable* table;
   do {

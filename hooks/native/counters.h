@@ -58,7 +58,7 @@ struct Record {  // what drain() gives; mirrored in hooks/native/records.py
 
 class Counters;
 
-// One thread's counters. `depth` keeps GEMMs that a GEMM, or an op that counts itself, calls inside from being counted again.
+// One thread's counters. `depth` is above 0 inside a GEMM, or an op that counts itself, whose inner GEMMs do not count.
 struct ThreadCounters {
   int depth = 0;
   const unsigned place = g_next_place.fetch_add(1, std::memory_order_relaxed);  // in the page of beats
@@ -82,7 +82,7 @@ class Counters {
     segment.release();
     return thread.release();
   } catch (const std::bad_alloc&) {
-    return nullptr;  // the program's own shortage, and not ours to report: the call is not counted
+    return nullptr;  // the program is short of memory, which is not ours to report: the call is not counted
   }
 
   void leave(ThreadCounters* thread) {
@@ -111,7 +111,7 @@ class Counters {
     return add_cell(thread, key);
   }
 
-  // Adds a record of each cell with something new. Where this throws bad_alloc, the rest is new the next time.
+  // Adds a record for each cell with new counts. If it throws bad_alloc, the rest comes with the next drain.
   void drain(std::vector<Record>& out) {
     std::lock_guard<std::mutex> hold(mutex_);
     for (size_t i = 0; i < segments_.size();) {
@@ -143,8 +143,8 @@ class Counters {
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
 
-  // Only the forking thread is left, and it starts from nothing, with its next call. The parent's counters are left alone on
-  // purpose: the fork may have caught the other threads anywhere, and this one in a call. Allocates nothing.
+  // In a forked child: only the forking thread is left, and it starts from nothing with its next call. We leave the parent's
+  // counters alone: at the fork the other threads may have been anywhere, and this one in a call. Allocates nothing.
   void after_fork_in_child() {
     mutex_.unlock();
     new (&segments_) std::vector<Segment*>;
@@ -186,8 +186,8 @@ class Counters {
     }
   }
 
-  // A larger `left_`, or a new one after the largest. The old one is the drainer's to empty and free, which comes every second;
-  // where it does not come, what is more than three of the largest is dropped. Throws bad_alloc.
+  // Makes a larger `left_`, or a new one after the largest. The drainer empties and frees the old one, once a second; if it
+  // does not run, counts that exceed three of the largest are dropped. Throws bad_alloc.
   void make_room() {
     const bool largest = left_ && left_->cells.size() >= 2 * kMaxCells;
     if (largest && left_full_ >= kMostFull) return;

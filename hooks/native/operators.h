@@ -8,7 +8,7 @@
 
 namespace gemmtuned {
 
-// Whether copying the product into `out` is all there is to do: it need not be resized, and torch will not refuse it.
+// Whether the product can simply be copied into `out`: it need not be resized, and torch would not refuse it.
 inline bool fits(const Tensor& out, const Problem& p, const Tensor& a) {
   return out.device() == a.device() && out.dim() == a.dim() && out.size(-1) == p.n && out.size(-2) == a.size(-2) &&
          (a.dim() == 2 || out.size(0) == a.size(0)) && out.scalar_type() == static_cast<at::ScalarType>(p.out_dtype) &&
@@ -23,13 +23,13 @@ inline bool is_bias(const Tensor& c, const Tensor& b, const Scalar& beta, const 
          is_one(alpha);
 }
 
-// A whole C: one that torch need not broadcast.
+// A full C, which torch need not broadcast.
 inline bool is_full(const Tensor& c, const Problem& p, const Tensor& a) {
   return c.dim() == a.dim() && c.size(-1) == p.n && c.size(-2) == a.size(-2) &&
          (a.dim() == 2 || c.size(0) == a.size(0));
 }
 
-// C as torch broadcasts it, without copying; undefined where it refuses to.
+// C broadcast as torch does it, without a copy; undefined if torch would refuse it.
 inline Tensor spread(const Tensor& c, const Problem& p, const Tensor& a) {
   auto sizes = a.sizes().vec();
   sizes.back() = p.n;
@@ -42,7 +42,7 @@ inline Tensor spread(const Tensor& c, const Problem& p, const Tensor& a) {
 
 template <class Device>
 struct Operators {
-  // x w: describe, name the operands, call.
+  // x w: describe the problem, name the operands, call.
   template <class Stock>
   static auto product(Family family, const Tensor& a, const Tensor& b, at::ScalarType type, const Stock& stock,
                       Tensor* out = nullptr) -> decltype(stock()) {
@@ -82,7 +82,7 @@ struct Operators {
     return call<Device>(p, slots, ROUTABLE | NO_BATCH, stock, out);
   }
 
-  // What no route can be. `whole`: a kernel that does more than the product, which the key then tells apart.
+  // Calls that no route can serve. `whole`: the kernel does more than the product, which is part of the key.
   template <class Stock>
   static auto count(Family family, at::ScalarType type, const Tensor& a, const Tensor& b, const Stock& stock,
                     bool whole = false, bool bias = false) -> decltype(stock()) {
@@ -132,7 +132,7 @@ struct Operators {
     return sum(BATCHED_ADD, c, a, b, c.scalar_type(), beta, alpha, stock, &c);
   }
 
-  // On a CPU torch's own is the sum, then the function in its place; a GPU's is one kernel.
+  // On a CPU torch computes the sum, then the function in place; on a GPU one kernel does both.
   static Tensor addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
                                  const Scalar& alpha, bool gelu) {
     if constexpr (Device::on_host) {

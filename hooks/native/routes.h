@@ -19,8 +19,8 @@ namespace gemmtuned {
 
 enum Outcome : uint8_t { MISS, EXACT_HIT, PADDED_HIT };  // order of OUTCOMES in configs/sighting.py
 
-// How a route failed. FAILED: it raised; the daemon runs it again before it is withdrawn. WRONG: its result was compared with
-// stock's and is another, which is evidence enough. Order of HOW in hooks/native/records.py.
+// How a route failed. FAILED: it raised; the daemon runs it again before it is withdrawn. WRONG: its result differed from
+// stock's, which is proof enough. Order of HOW in hooks/native/records.py.
 enum Failing : int32_t { FAILED, WRONG };
 
 // How a route runs. Codes of kernels/backends; hooks/dispatch.py holds the same list.
@@ -61,11 +61,11 @@ struct Route {
   char* why = nullptr;  // null where there was no memory for it
   Route* next = nullptr;
 
-  // Switches it off, and has that reported. Comes in the middle of a call: takes no lock, throws nothing.
+  // Switches the route off and queues the report. Called in the middle of a call: takes no lock, throws nothing.
   void fail(Failing how_it_did, const char* reason) noexcept;
 };
 
-// Routes that failed, the newest first, waiting to be reported to the Python side. Each comes here once, so it is never seen twice.
+// Routes that failed and wait to be reported to the Python side, the newest first. Each is queued only once.
 inline std::atomic<Route*> untold{nullptr};
 
 inline void Route::fail(Failing how_it_did, const char* reason) noexcept {

@@ -1,4 +1,4 @@
-// Taking up a table, what its routes have done while it is on probation, and what a fork does to both.
+// Loads a table, notes what its routes do while it is on probation, and sees both through a fork.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -38,7 +38,7 @@ inline std::unique_ptr<Route> made_route(const GtRow& row) {
   return route;
 }
 
-// Replaces the whole table; retired ones are freed once nobody reads them. Where it throws, the earlier table stays.
+// Replaces the whole table; old ones are freed once nobody reads them. If it throws, the earlier table stays.
 inline void load_table(const GtRow* rows, size_t count, uint64_t generation) {
   std::lock_guard<std::mutex> hold(g_load_mutex);
   auto table = std::make_unique<RouteTable>(generation);
@@ -83,8 +83,8 @@ inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
   return fault;
 }
 
-// A fork waits until nobody holds one of our locks, so that the child gets whole data and free locks. Nothing here allocates:
-// what these throw would end the program.
+// A fork waits until nobody holds one of our locks, so that the child has consistent data and free locks. Nothing here
+// allocates, because an exception here would end the program.
 inline void before_fork() noexcept {
   g_load_mutex.lock();
   g_drained.before_fork();
