@@ -1,15 +1,14 @@
-"""AITER's tables as files: read with all their quirks, written back as they were.
+"""Reads AITER's tables with all their quirks, so that they can be written back as they were.
 
-Every row is checked where its meaning depends on it (shape, dtypes, times, kernel numbers) and kept as text, so that
-columns we do not know survive a round trip.  A bad row costs that row and gives one complaint with file, line and
-column.  As AITER's own readers must, this takes spaces and tabs around values, blank and comma-only rows, missing and
-extra blank columns, no final newline, bools as True/False or 1/0, dtypes as `torch.bfloat16`, `dtypes.bf16` or `bf16`,
-`Null`, `None` and `nan` in any column, `#` lines, a header that the first row is glued to, and `;`, tab or `|` between
-the cells.  A row with more cells than the header, and a last one that ends before the header does and without a line
-end, are refused: their cells may stand under the wrong names.  AITER evaluates dtype text as Python; here it is looked
-up.
+A row is validated in the columns that decide what it means (shape, dtypes, times, kernel numbers) and kept as text, so
+that unknown columns survive a round trip.  A bad row is left out with one complaint that names file, line and column.
+As AITER's own readers must, this accepts spaces and tabs around values, blank and comma-only rows, missing and extra
+blank columns, no final newline, bools as True/False or 1/0, dtypes as `torch.bfloat16`, `dtypes.bf16` or `bf16`,
+`Null`, `None` and `nan` in any column, `#` lines, a header without a line end before the first row, and `;`, tab or `|`
+between cells.  A row with more cells than the header is refused, and so is a last row with fewer cells and no line end,
+because their cells may belong to other columns.  AITER evaluates dtype text as Python; here it is looked up.
 
-What a row means in our words is in aiter_rows.py, which headers there are in aiter_headers.py.
+aiter_rows.py says what a row means in our terms, and aiter_headers.py which headers there are.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.read_file import open_regular
 
 MAX_BYTES: Final = 256 << 20
-MAX_COMPLAINTS: Final = 1000  # of them are kept; all are counted
+MAX_COMPLAINTS: Final = 1000  # so many complaints are kept; all are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The columns of one file, in its order, and the family they belong to."""
+    """The columns of one file, in its order, and their family."""
 
     file: str
     family: AiterFamily
@@ -67,17 +66,17 @@ class Header:
     columns: tuple[str, ...]
     at: dict[str, int] = field(compare=False)  # column, and the usual name of one with another -> place in a row
     separator: str = field(default=",", compare=False)
-    ends: bool = field(default=False, compare=False)  # whether its own line has an end, and so each whole row has
-    micro: float = field(default=1.0, compare=False)  # microseconds in a unit of its times
-    turned: bool = field(default=False, compare=False)  # M and N mean each other (aiter_ages.py)
+    ends: bool = field(default=False, compare=False)  # its line has a line end, so each complete row has one
+    micro: float = field(default=1.0, compare=False)  # microseconds per unit of its times
+    turned: bool = field(default=False, compare=False)  # M and N are exchanged (aiter_ages.py)
 
 
 @dataclass(slots=True)
 class Row:
     """One row. cells: the text of each column, stripped; fewer or more than the header has, as in the file.
 
-    key: the values of the family's key columns, parsed; what is missing is None (False for a bool).
-    us: None where the table has none, or the row does not say.
+    key: the parsed values of the family's key columns; missing ones are None (False for a bool).
+    us: None if the table has no times, or the row has none.
     """
 
     header: Header = field(repr=False)
@@ -87,14 +86,14 @@ class Row:
     us: float | None
 
     def __getitem__(self, column: str) -> str:
-        """The text in a column; "" where the row has none, or says so: nan, None, Null."""
+        """The text in a column; "" if the row has none, or has nan, None or Null."""
         place = self.header.at.get(column, MAX_LINE)
         text = self.cells[place] if place < len(self.cells) else ""
         return "" if len(text) < 5 and text.lower() in NOTHING else text
 
     @property
     def values(self) -> dict[str, str]:
-        """Every column with its text; cells beyond the header are named `+1`, `+2` ..."""
+        """All columns with their text; cells beyond the header are named `+1`, `+2` ..."""
         return dict(zip(names_of(self.header.columns, len(self.cells)), self.cells, strict=True))
 
     @property
@@ -104,20 +103,20 @@ class Row:
 
     @property
     def has_time(self) -> bool:
-        """Whether its time may be compared: 0, negative and infinite ones are AITER's marks for no measurement."""
+        """Whether its time can be compared: 0, negative and infinite times are AITER's marks for no measurement."""
         return self.us is not None and 0 < self.us < math.inf
 
     @property
     def place(self) -> str:
-        """Where it stands, for complaints and logs."""
+        """File and line, for complaints and logs."""
         return f"{self.header.file} line {self.line}"
 
 
 @dataclass(slots=True)
 class Table:
-    """One file. complaints: one for each bad row, at most MAX_COMPLAINTS; rejected: all of them, counted.
+    """One file. complaints: one for each bad row, at most MAX_COMPLAINTS; rejected: the number of bad rows.
 
-    notes: what a reader of the file should know and that is no fault of a row.  micro: microseconds in a unit of `us`.
+    notes: remarks on the file that are not about a bad row.  micro: microseconds per unit of `us`.
     """
 
     header: Header
@@ -139,7 +138,7 @@ class Table:
 
 
 def read_file(path: Path, *, family: str | None = None, ignore: Sequence[str] = ()) -> Table:
-    """Read a table. family: when neither header nor name tells it. Raises TableError as read_lines does.
+    """Read a table. family: if neither header nor name says it. Raises TableError as read_lines does.
 
     Never reads a pipe or device, nor more than MAX_BYTES.
     """
@@ -147,7 +146,7 @@ def read_file(path: Path, *, family: str | None = None, ignore: Sequence[str] = 
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a file, none longer than MAX_LINE and one more. Raises TableError when it cannot be read."""
+    """The lines of a file, cut after MAX_LINE + 1 characters. Raises TableError when it cannot be read."""
     try:
         with open_text(path, limit=MAX_BYTES) as file:
             yield from iter(lambda: file.readline(MAX_LINE + 1), "")
@@ -168,10 +167,10 @@ def open_text(path: Path, *, limit: int) -> TextIO:
 
 
 def read_lines(lines: Iterable[str], *, name: str, family: str | None = None, ignore: Sequence[str] = ()) -> Table:
-    """Read a table; `name` stands in complaints ("name line 7, column M: ...") and may tell the family.
+    """Read a table; `name` is used in complaints ("name line 7, column M: ...") and may say the family.
 
-    ignore: columns of which somebody says that they do not decide what the product is.  Raises TableError when the
-    header is not one of AITER's, has a column that could decide and that we do not know, or what follows is no table.
+    ignore: unknown columns that the user says do not matter for the product.  Raises TableError when the header is not
+    one of AITER's, has an unknown column that could matter, or the rest is no table.
     """
     reader = Reader(lines, name=name, family=family, ignore=ignore)
     table = Table(reader.header)
@@ -182,9 +181,9 @@ def read_lines(lines: Iterable[str], *, name: str, family: str | None = None, ig
 
 
 class Reader:
-    """The rows of a table one by one, so that none need stay in memory; faults are reported once it is through.
+    """The rows of a table one by one, so that none need stay in memory; complaints are complete after the last row.
 
-    Raises TableError as read_lines does, from the constructor for the header.
+    Raises TableError as read_lines does; the constructor raises it for the header.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class Reader:
         self.complaints: list[str] = []
         self.notes: list[str] = []
         self.rejected = 0
-        self.micro = 1.0  # known once the first rows are read
+        self.micro = 1.0  # final once the first rows are read
         self._name = name
         self._numbered = numbered(lines, name)
         number, line = next(self._numbered, (0, ""))
@@ -222,7 +221,7 @@ class Reader:
         self.header = Header(name, found, kind, columns, told.at, separator, ends, told.micro, told.turned)
         self.notes += told.notes
         self._line = line
-        self._other = 0  # the line of a header with other columns, after which no row is ours
+        self._other = 0  # the line of a second header with other columns, after which no row is read
         self._strict, self._ignore = EVERY not in ignore, ignore
         self._glued = (number, separator.join(glued) + "\n", glued)
         if glued:
@@ -249,7 +248,7 @@ class Reader:
             yield from rows
 
     def _refuse_telling(self, rows: Sequence[Row]) -> None:
-        """Raise TableError for a column that seemed to be a remark, and that holds data types in these rows."""
+        """Raise TableError for a column that seemed to be a remark but has data types in these rows."""
         header = self.header
         for place, column in enumerate(() if header.family.text or not self._strict else header.columns):
             if column and column not in KNOWN and column not in self._ignore:
@@ -268,7 +267,7 @@ class Reader:
             if row is not None:
                 yield row
         for number, line in self._numbered:
-            if line == self._line:  # two files, one after the other
+            if line == self._line:  # two files were joined
                 continue
             try:
                 cells = cells_of(unmarked(line) if is_remark(line) else line, self.header.separator)
@@ -284,7 +283,7 @@ class Reader:
                     self.notes.append(f"{self._name} line {number}: the last row has no line end; read as it stands")
 
     def _row(self, reader: _RowReader, number: int, line: str, cells: list[str]) -> Row | None:
-        """The row of these cells; None for a bad one, which is counted."""
+        """The row with these cells; None for a bad one, which is counted."""
         try:
             if self._other:
                 raise Bad(f"it stands below another header, that of line {self._other}: make that a file of its own")
@@ -292,13 +291,13 @@ class Reader:
         except Bad as err:
             if self._other or not self._is_header(cells):
                 self._reject(number, err)
-            elif unglued(cells)[0] != self.header.columns:  # else it is the header once more, in another hand
+            elif unglued(cells)[0] != self.header.columns:  # else it is the header again, spelled differently
                 self._other = number
                 self._reject(number, Bad("a header with other columns: what stands below is another table, not read"))
             return None
 
     def _is_header(self, cells: list[str]) -> bool:
-        """Whether these are names of columns: known ones, or words where M, N and K belong."""
+        """Whether these cells are names of columns: known ones, or words in place of M, N and K."""
         sizes = [cells[self.header.at[size]] for size in ("M", "N", "K") if self.header.at.get(size, 99) < len(cells)]
         words = [text for text in sizes if text.isidentifier() and text.lower() not in NOTHING]
         return names_columns(cells) or len(words) == 3
@@ -319,7 +318,7 @@ def is_header(line: str) -> bool:
 
 
 class _RowReader:
-    """Checks rows of one header. The columns that decide are parsed, each by what it holds."""
+    """Validates rows of one header, and parses the columns that decide what a row means."""
 
     def __init__(self, header: Header, *, strict: bool) -> None:
         self._header = header
@@ -338,7 +337,7 @@ class _RowReader:
         self._before = self._columns
 
     def row(self, number: int, line: str, cells: list[str]) -> Row:
-        """The row of these cells. Raises Bad."""
+        """The row with these cells. Raises Bad."""
         if not line.rstrip("\n").isprintable():
             check_characters(line)
         if line.startswith(CONFLICT):
@@ -390,6 +389,6 @@ class _RowReader:
         raise AssertionError("unreachable")
 
     def _sum(self, cells: list[str]) -> float | None:
-        """The time of two stages, where a table tells it in two parts."""
+        """The sum of the times of two stages, in tables that have both."""
         first, second = (real(cells[place]) if 0 <= place < len(cells) else None for place in self._parts)
         return first + second if first and second and min(first, second) > 0 else None

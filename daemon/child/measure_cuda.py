@@ -32,28 +32,28 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.daemon.child.measure import Arm, last_level_cache_bytes
 from gemmtuned.daemon.device.nvml_child import condition_of
 
-MIN_LAUNCHES: Final = 32  # in a graph, so that its own start, and that of its first launch, are a small part
-LONG_ENOUGH_US: Final = 2000.0  # a graph of this length needs no more launches
+MIN_LAUNCHES: Final = 32  # in a graph, so that its start and that of its first launch hardly count
+LONG_ENOUGH_US: Final = 2000.0  # a graph that takes so long needs no more launches
 CHECK_EVERY: Final = 16  # readings
-MOST_GRAPHS: Final = 64  # kept; an older one is recorded again when it is asked for
+MOST_GRAPHS: Final = 64  # that are kept; an older one is recorded again if needed
 _QUEUED_S: Final = 0.02
 _SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
-# Bits of NVML's clocks event reasons.  0x4, a power cap, is not among them: that is how the card runs under load.
+# Bits of NVML's clocks event reasons, without 0x4, a power cap: under load the card always runs at it
 SLOWED: Final = {0x8: "hardware slowdown", 0x20: "thermal limit", 0x40: "overheated", 0x80: "power brake"}
-_NEAR: Final = 2.0**-5  # of the largest value: what two orders of adding can differ by, a lost slice of K is far above
+_NEAR: Final = 2.0**-5  # of the largest value: two orders of adding differ by less, a lost slice of K by far more
 
 
 class Graphs(Protocol):
-    """Records and replays; tests put in one without a device."""
+    """Records and replays graphs; tests use one without a device."""
 
     def record(self, calls: Sequence[Callable[[], object]]) -> tuple[Any, Tensor]:
-        """(graph of these calls one after another, the output of the last)."""
+        """(graph of these calls in order, the output of the last call)."""
 
     def replay_us(self, graph: Any) -> float:
-        """Device time of one replay, after which everything has finished; the cache holds what no graph reads."""
+        """Device time of one replay, awaited; before it the cache is filled with data that no graph reads."""
 
     def replay_for(self, graphs: Sequence[Any], seconds: float) -> None:
-        """Replay these in turn, one right behind the other, for so long."""
+        """Replay these graphs in turn, back to back, for so long."""
 
     def synchronize(self) -> None:
         """Wait until the device is at rest."""
@@ -80,7 +80,7 @@ class CudaGraphs:
             # not torch.cuda.graph(): it collects garbage and frees caches at each entry, slower than all we measure
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                for call in calls:  # each output takes the place of the one before the last, as in a model
+                for call in calls:  # each output reuses the memory of the one before the last, as in a model
                     output = call()
             except BaseException:
                 with suppress(RuntimeError):
@@ -90,12 +90,12 @@ class CudaGraphs:
         return graph, cast("Tensor", output)
 
     def replay_us(self, graph: Any) -> float:
-        """As Graphs.replay_us; the cache holds what neither arm reads.
+        """As Graphs.replay_us; the cache is filled with data that neither arm reads.
 
-        Without that an arm that reads its weights past the cache (evict-first) finds there, reading after reading, what
-        the other arm has left: of copies that are more than twice the cache, up to half.
+        Otherwise an arm that reads its weights past the cache (evict-first) would find there what the other arm has
+        left: up to half of the copies, which are more than twice the cache.
         """
-        cuda = cast("Any", torch.cuda)  # parts of it have no types
+        cuda = cast("Any", torch.cuda)  # some of its functions have no types
         begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         with torch.cuda.stream(self._stream):
             self._others.amax()
@@ -116,7 +116,7 @@ class CudaGraphs:
                     graph.replay()
                 self._stream.synchronize()
                 before_s, now_s = now_s, time.monotonic()
-                # No more is queued than is over in a moment, for others may want the device
+                # few replays are queued at a time, because others may want the device
                 rounds = max(1, min(8, int(rounds * _QUEUED_S / max(now_s - before_s, 1e-6))))
 
     def synchronize(self) -> None:
@@ -138,7 +138,7 @@ class Condition:
 
 @cache
 def cuda_graphs() -> CudaGraphs:
-    """The process's one: torch's library keeps a workspace of 32 MiB for every stream that was ever used."""
+    """The only CudaGraphs of the process, since cuBLAS keeps a workspace of 32 MiB for every stream ever used."""
     return CudaGraphs()
 
 
@@ -152,14 +152,14 @@ class _Recorded:
 
 
 class GraphClock:
-    """A measure.Clock: a reading is one replay over all weight copies, whichever of them are asked for."""
+    """A measure.Clock whose reading is one replay over all weight copies, even if only some are asked for."""
 
     def __init__(self, graphs: Graphs) -> None:
         self._graphs = graphs
         self._recorded: dict[int, _Recorded] = {}
 
     def us(self, arm: Arm, copies: Sequence[int]) -> float:
-        """Microseconds a launch. Raises CandidateFailed when the graph does not give what a call gives."""
+        """Microseconds per launch. Raises CandidateFailed when the graph's result differs from that of a call."""
         recorded = self._recorded.get(id(arm)) or self._record(arm)
         if recorded.readings % CHECK_EVERY == 0:
             self._check(recorded)
@@ -167,7 +167,7 @@ class GraphClock:
         return self._graphs.replay_us(recorded.graph) / recorded.launches
 
     def forget(self, arm: Arm) -> None:
-        """Free the arm's graph and the memory that it keeps, 20 MiB and more for large outputs."""
+        """Free the arm's graph and its memory, 20 MiB and more for large outputs."""
         self._recorded.pop(id(arm), None)
 
     def look(self, arm: Arm) -> None:
@@ -177,22 +177,22 @@ class GraphClock:
             self._check(recorded)
 
     def launches(self, arm: Arm) -> int:
-        """How many launches one reading of an arm has that has been timed before."""
+        """How many launches one reading of this arm has; it must have been timed before."""
         recorded = self._recorded.get(id(arm))
         return recorded.launches if recorded else MIN_LAUNCHES
 
     def keep_busy(self, arms: Sequence[Arm], seconds: float) -> None:
-        """The device runs these for so long, with hardly a pause, as under a program's load."""
+        """Run these arms for so long, with hardly a pause, as under a program's load."""
         recorded = [self._recorded.get(id(arm)) or self._record(arm) for arm in arms]
         self._graphs.replay_for([one.graph for one in recorded], seconds)
 
     def condition(self) -> Condition:
-        """How the device runs at this moment."""
+        """The device's clock, and why it is slowed, now."""
         sm_mhz, reasons = self._graphs.condition()
         return Condition(sm_mhz, tuple(text for bit, text in SLOWED.items() if (reasons or 0) & bit))
 
     def host_us(self, arm: Arm, *, blocks: int = 15, calls: int = 16) -> float:
-        """Median microseconds that a call keeps the host, the device's queue never full."""
+        """Median microseconds that a call takes on the host, while the device's queue is never full."""
         times = []
         for _ in range(blocks):
             self._graphs.synchronize()

@@ -1,16 +1,16 @@
-"""Who uses a GPU: our own worker or somebody else? A pure rule on what the driver says and what our worker reports.
+"""Who uses a GPU: our own worker or somebody else? A pure function of what the driver and our worker report.
 
-The driver's list of processes is advice and no proof: in a container it is empty, or has the host's numbers.  Memory
-cannot hide.  So there are two questions, each answered from what is known here:
+The driver's list of processes is a hint and no proof: in a container it is empty, or has pids of the host.  Memory
+cannot be hidden.  So there are two questions:
 
-Is somebody else there?  Yes when a process that is not ours is listed which was not listed before our worker came, or
-when more memory is used than before it came plus our worker's: what it reports plus its context, or what the driver
-counts for it, where that is more.
+Is somebody else there?  Yes, if a process that is not ours is listed that was not listed before our worker came, or if
+more memory is used than before plus our worker's: the larger of what the worker reports plus its context, and what the
+driver reports for it.
 
-Do they compute?  Without a worker of ours at work, the GPU's utilisation is theirs.  With one, utilisation by process
-tells when the driver knows processes.  A loaded program shows its first work soonest by its CPU time (neighbours.py;
-utilisation is an average, and rounds a few short kernels to nothing).  Where neither can be asked, use is not known,
-and not known is busy.
+Do they compute?  While no worker of ours is working, the GPU's utilisation is theirs.  While one is, the driver's
+utilisation by process says so, if it knows processes.  A loaded program shows its first work soonest in its CPU time
+(neighbours.py), because utilisation is an average and rounds a few short kernels to zero.  If neither is available, use
+is not known, and unknown counts as busy.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from typing import Final
 from gemmtuned.daemon.device.process_use import named
 from gemmtuned.daemon.device.sampler import Facts
 
-CONTEXT_BYTES: Final = 1 << 30  # the most a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
-LEAST_CONTEXT_BYTES: Final = 256 << 20  # less was not our context alone: somebody gave memory back meanwhile
-SLACK_BYTES: Final = 384 << 20  # modules loaded late, graphs: not in torch's own count. A foreign context takes more
-SETTLE_S: Final = 2.0  # after our worker ended: utilisation is an average over up to a second, memory takes a moment
-PEAK_S: Final = 3.5  # after that the samples of a second hold nothing of our worker's
-GOING_S: Final = 1.0  # what a dead process held goes with it, and a kernel that hung has to be stopped first
-REST_S: Final = 1.2  # after our worker's last work utilisation may still be its
-HELLO_S: Final = 3.0  # a context is made in less
-TOUCH: Final = 0.05  # of the GPU: a quiet program that takes up a publish loads its kernels (seen: 1 to 2 %,
-PUBLISH_TOUCH: Final = 0.1  # 5 % after five publishes in five seconds, so more is excused just after one),
-TOUCH_S: Final = 2.5  # and the driver's figure is an average that falls off again; who goes on for longer is at work,
-TOUCHES_S: Final = 10.0  # or for longer than this where we published so shortly ago that it may be about that
+CONTEXT_BYTES: Final = 1 << 30  # the most that a CUDA context with torch's libraries takes (seen: 0.5 GiB on an H200)
+LEAST_CONTEXT_BYTES: Final = 256 << 20  # a smaller growth is not our context alone: somebody freed memory meanwhile
+SLACK_BYTES: Final = 384 << 20  # for late modules and graphs, which torch does not count. A foreign context takes more
+SETTLE_S: Final = 2.0  # after our worker's end: utilisation is averaged over up to a second, memory takes a moment
+PEAK_S: Final = 3.5  # after our worker's end until a second of samples has nothing of it
+GOING_S: Final = 1.0  # until the memory of a dead process is free: a kernel that hung must be stopped first
+REST_S: Final = 1.2  # after our worker's last work, while utilisation may still be its
+HELLO_S: Final = 3.0  # more than the making of a context takes
+# A quiet program that loads a new table uses the GPU a little (seen: 1 to 2 %; 5 % after five tables in five seconds)
+TOUCH: Final = 0.05  # the share of the GPU that does not count as work
+PUBLISH_TOUCH: Final = 0.1  # the same just after we have published
+TOUCH_S: Final = 2.5  # for how long it does not count: the driver's figure is an average that decays
+TOUCHES_S: Final = 10.0  # the same just after we have published
 UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
-TICKING: Final = 0.15  # of a core over 0.2 s: a quiet server's timers take one tick of 10 ms now and then
-LAUNCHING: Final = 0.5  # a program that launches kernels takes most of a core, one that takes up a publish less
-REPORT_S: Final = 0.15  # at work our worker's growth is in the driver's count before its report is here
+TICKING: Final = 0.15  # of a core over 0.2 s; less are a quiet server's timers, a tick of 10 ms now and then
+LAUNCHING: Final = 0.5  # of a core; a program that launches kernels uses more, one that loads a new table less
+REPORT_S: Final = 0.15  # the driver counts our worker's new memory so much earlier than its report arrives
 
 
 Watch = Callable[[float, Collection[str]], "str | None"]  # Neighbours.busy
@@ -45,9 +46,9 @@ Watch = Callable[[float, Collection[str]], "str | None"]  # Neighbours.busy
 
 @dataclass(frozen=True, slots=True)
 class OwnUse:
-    """Our worker here. memory_bytes: what it says it holds, None before its first word. working: it has an order.
+    """Our worker here. memory_bytes: what it reports, None before its first message. working: it has an order.
 
-    published_s: when what it found was last published, for programs to take up.
+    published_s: when its findings were last published, which programs then load.
     """
 
     pid: int
@@ -57,38 +58,38 @@ class OwnUse:
 
 
 class Attribution:
-    """One GPU's.
+    """The attribution of one GPU.
 
-    neighbours(least, elsewhere): which of those that hold a GPU open uses so much of a core now, "" for none, None: not
-    known; elsewhere: processes that the driver names on other GPUs alone.
+    neighbours(least, elsewhere): which process that holds a GPU open uses so much of a core now; "" for none, None if
+    unknown.  elsewhere: processes that the driver lists only on other GPUs.
     """
 
     def __init__(self, *, share_resident: bool = False, neighbours: Watch = lambda least, elsewhere: None) -> None:
         self._share = share_resident
         self._neighbours = neighbours
-        self._before: Facts | None = None  # the GPU as it was last without a worker of ours
+        self._before: Facts | None = None  # the GPU's last facts without a worker of ours
         self._pid: int | None = None
-        self._ours: set[str] = set()  # process numbers that are our worker's
-        self._gone: set[str] = set()  # and that were the last one's: the driver tells of a dead process for a second
+        self._ours: set[str] = set()  # pids of our worker
+        self._gone: set[str] = set()  # pids of the previous one: the driver lists a dead process for a second
         self._context_bytes: int | None = None
         self._usual_bytes = CONTEXT_BYTES  # the smallest context that a worker of ours had here
-        self._grew_s: float | None = None  # when memory grew before the worker's first word
+        self._grew_s: float | None = None  # when memory grew before the worker's first message
         self._left_s = float("-inf")
         self._worked_s = float("-inf")
         self._own_bytes: list[tuple[float, int]] = []
-        self._touched_s: float | None = None  # since when somebody else uses a little of it
-        self._sunk_s: float | None = None  # since when less is used than before we came
-        self._over_s: float | None = None  # since when more memory is used than we can account for
+        self._touched_s: float | None = None  # since when somebody else uses the GPU a little
+        self._sunk_s: float | None = None  # since when less memory is used than before we came
+        self._over_s: float | None = None  # since when more memory is used than we can explain
 
     def others(
         self, facts: Facts, own: OwnUse | None, now_s: float, *, elsewhere: Collection[str] = ()
     ) -> tuple[float | None, str]:
-        """(share of the GPU that others use, None when not known; who or why).
+        """(share of the GPU that others use, None if unknown; who or why).
 
-        elsewhere: processes that the driver names on other GPUs.
+        elsewhere: processes that the driver lists on other GPUs.
         """
         if facts["util"] is None or facts["used_bytes"] is None:
-            self._neighbour(facts, TICKING, elsewhere)  # for the next look's sake
+            self._neighbour(facts, TICKING, elsewhere)  # so that the next look has something to compare with
             return None, "the driver does not say how much the GPU is used"
         if self._pid is not None and (own is None or own.pid != self._pid):
             self._pid, self._left_s = None, now_s
@@ -103,13 +104,13 @@ class Attribution:
         return self._presence(facts, own, now_s) or self._activity(facts, own, busy, now_s)
 
     def _neighbour(self, facts: Facts, least: float, elsewhere: Collection[str]) -> str | None:
-        """Which of them works; asked at every look where it may ever matter, so that each look is a short one."""
+        """The neighbour that works; asked at every look at which it may matter, so that each span is short."""
         if not self._share and not (self._pid is not None and self._was_resident()):
             return None
         return self._neighbours(least, set(elsewhere) - pids(facts))
 
     def _is_named(self, facts: Facts) -> bool:
-        """Whether the driver tells our worker's use from that of others."""
+        """Whether the driver reports our worker's use apart from that of others."""
         return bool(self._ours & pids(facts)) and facts["by_pid"] is not None
 
     def _was_resident(self) -> bool:
@@ -140,7 +141,7 @@ class Attribution:
         return self._peak(facts, now_s)
 
     def _peak(self, facts: Facts, now_s: float) -> tuple[float, str]:
-        """What was used at most in the last second: a burst may lie between two looks, half a second apart."""
+        """The highest utilisation in the last second, since a burst may fall between two looks half a second apart."""
         used = [
             facts["util"],
             *(share / 100 for pid, share in (facts["by_pid"] or {}).items() if pid not in self._ours | self._gone),
@@ -159,9 +160,9 @@ class Attribution:
             self._before = facts
 
     def _recognise(self, facts: Facts, own: OwnUse) -> None:
-        """In a container's view our worker has the host's number: the one process that came with it.
+        """Find our worker's pid in a container, where the driver lists the host's: the one process that came with it.
 
-        Not before its first word: who comes while it imports torch may be somebody else.
+        This is done only after its first message: a process that comes while it imports torch may be somebody else.
         """
         assert self._before is not None
         here = pids(facts)
@@ -175,7 +176,7 @@ class Attribution:
     def _presence(self, facts: Facts, own: OwnUse, now_s: float) -> tuple[None, str] | None:
         assert self._before is not None
         new = pids(facts) - pids(self._before) - self._ours
-        unnamed = own.memory_bytes is None and not self._ours & pids(facts)  # one of them may be our worker
+        unnamed = own.memory_bytes is None and not self._ours & pids(facts)  # one of these may be our worker
         if len(new) > unnamed:
             return None, _named(new)
         grown = facts["used_bytes"] - self._before["used_bytes"]
@@ -195,13 +196,13 @@ class Attribution:
         return None
 
     def _own(self, facts: Facts, held: int, grown: int, now_s: float) -> int:
-        """Bytes that are our worker's: what it reports and its context, or what the driver counts where that is more.
+        """Our worker's memory: what it reports plus its context, or what the driver counts, if that is more.
 
-        How large the context is shows at the worker's first word: it stands still before it for longer than the
+        The size of the context is measured at the worker's first message, before which it waits for longer than the
         driver's answer can be old (worker_cuda.py).
         """
         if self._context_bytes is None:
-            self._worked_s = now_s  # making the context and looking whether the device is well is work, too
+            self._worked_s = now_s  # it has worked: made a context and checked the device
             self._context_bytes = self._usual_bytes
             if grown - held >= LEAST_CONTEXT_BYTES:
                 self._context_bytes = min(grown - held, self._usual_bytes + (64 << 20))
@@ -209,13 +210,13 @@ class Attribution:
         self._own_bytes = [(at, old) for at, old in self._own_bytes if 0 <= now_s - at < 1.0]
         self._own_bytes.append((now_s, held))
         counted = sum(int(facts["held_by_pid"].get(pid, 0)) for pid in self._ours)
-        # what it gave back a moment ago may not be gone from the driver's count
+        # the driver may still count memory that it has just freed
         return max(counted, self._context_bytes + max(old for _, old in self._own_bytes))
 
     def _sink(self, beyond: int, now_s: float) -> None:
-        """Who was here before us gave memory back: nobody who comes after may hide in it.
+        """If programs from before us have freed memory, lower what we expect, so that a newcomer cannot hide in it.
 
-        beyond: what is used beyond the use before us and our own, far below 0 when others gave some back.
+        beyond: used memory beyond that before us and our own; far below 0 when others have freed some.
         """
         assert self._before is not None
         if beyond > -SLACK_BYTES:
@@ -228,7 +229,7 @@ class Attribution:
 
     def _activity(self, facts: Facts, own: OwnUse, busy: str | None, now_s: float) -> tuple[float | None, str]:
         assert self._before is not None
-        if own.memory_bytes is None:  # still importing: not on the device, or just making its context
+        if own.memory_bytes is None:  # it is still importing, or just making its context
             if facts["used_bytes"] - self._before["used_bytes"] <= 16 << 20:
                 self._grew_s = None
                 return self._peak(facts, now_s)
@@ -259,16 +260,16 @@ class Attribution:
             return 1.0, "two processes compute, and we are one"
         if busy is None:
             return None, UNWATCHED
-        return 0.0, ""  # nobody was there before us and nobody came, or who was there is quiet: all use is ours
+        return 0.0, ""  # nobody else is there, or only quiet programs: all use is ours
 
 
 def pids(facts: Facts) -> set[str]:
-    """All processes the driver lists on the GPU, as text."""
+    """The pids of all processes that the driver lists on the GPU, as text."""
     return {str(pid) for pid in facts["pids"] or ()} | set(facts["by_pid"] or ())
 
 
 def _is_resident(facts: Facts) -> bool:
-    """Whether somebody holds the GPU, quiet or not; asked of facts without our own worker."""
+    """Whether somebody holds the GPU, quiet or not; for facts from before our own worker."""
     return bool(pids(facts)) or facts["used_bytes"] > facts["baseline_bytes"]
 
 

@@ -1,14 +1,14 @@
-"""Bring the published tables in line with the database.
+"""Brings the published tables in line with the database.
 
-The database decides, the tables are its picture: they are rendered from it whole, so a daemon killed between commit
-and rename is healed by the next one, which finds that the two differ.  But a row goes only when the database says why.
-What it has lost (deleted, damaged, an older copy put in its place) is taken back from the tables first; where that
-cannot be done nothing is published, and programs keep what they hold.
+The database decides, and the tables are rendered from it as a whole: if a daemon is killed between commit and rename,
+the next one finds that the two differ and publishes again.  But a row is removed only if the database says why.
+Solutions that the database has lost (deleted, damaged, replaced by an older copy) are restored from the tables first;
+if that fails, nothing is published, and programs keep the tables that they have.
 
-The generation in the manifest only ever grows, because running programs ignore one older than they hold; when a table
-is written anew, the store's count goes on from the manifest's.
+The generation in the manifest only grows, because running programs ignore older ones; the store's generations go on
+from the manifest's.
 
-Compiled kernels lie where workers left them, by hash; they are copied beside the tables before a manifest names them.
+Workers leave compiled kernels in a folder by hash; they are copied beside the tables before a manifest names them.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ if TYPE_CHECKING:
     from gemmtuned.db.store import Store
 
 logger = logging.getLogger("gemmtuned.daemon")
-WAIT_S: Final = 1.0  # publishing takes milliseconds; a daemon told to stop has 2 s
-_TRIES: Final = 3  # others may replace the database between a look and the next
+WAIT_S: Final = 1.0  # for another publisher: publishing takes milliseconds, and a daemon that is to stop has 2 s
+_TRIES: Final = 3  # the database may be replaced between two steps
 
 
 def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: bool = False) -> Manifest | None:
-    """Write what the store holds, if it is not there already; None when nothing was ever published.
+    """Publish the store's solutions, if they are not published already; None when nothing was ever published.
 
-    What the store has lost of the tables is taken back into it before.  give_up: publish although rows of tables that
-    cannot be read would be lost by it.
-    The workers' kernels are in the `bin` of the home, where `locks` is.
-    Whoever changes solutions calls this after the commit: the daemon, `gemmtuned tune`, `gemmtuned withdraw`.
-    Raises TableError when the disk refuses, and when solutions in use would be lost; TryLater when another publisher
-    does not finish; StoreBusy, StoreError.
+    Published solutions that the store has lost are restored first.  give_up: publish even if solutions in tables that
+    cannot be read are lost by it.  The workers' kernels are in the `bin` of the home, where `locks` is.
+
+    Everything that changes solutions calls this after its commit: the daemon, `gemmtuned tune`, `gemmtuned withdraw`.
+    Raises TableError when the disk refuses or solutions in use would be lost; TryLater when another publisher does not
+    finish; StoreBusy, StoreError.
     """
     with publishing(locks):
         for place in (folder, folder / BINARIES):
             if place.is_dir():
-                check_owner(place)  # else no program would read what is written there
+                check_owner(place)  # else programs would not trust what is written there
         current = _is_current(store, folder)
         if current is not None:
             return current
@@ -79,7 +79,7 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
                 generation = max(generation, before.generation + (not whole))
             # The same number means the same table in the store, the manifest and every program
             if generation > state.generation and not store.skip_to(generation, after=state.generation, now_s=now_s):
-                continue  # others have changed it meanwhile
+                continue  # others have changed the store meanwhile
             if manifest is not None and whole and generation == manifest.generation:
                 return manifest
             manifest = write_contents(
@@ -93,17 +93,14 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
 
 
 def _rendered(state: Standing, home: Path, folder: Path) -> dict[str, bytes]:
-    """The tables of what the store holds, by stem; their kernels lie beside them."""
+    """The contents of the store's tables by stem; their kernels are copied beside them."""
     solutions = [s for s in state.lines.values() if _bring_binary(s, home, folder)]
     line_of = {id(s): line for line, s in state.lines.items()}
     return {stem: "".join(f"{line_of[id(s)]}\n" for s in group).encode() for stem, group in tables(solutions).items()}
 
 
 def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:
-    """Bring back into the store what it has lost of the published tables, before anything is changed in it.
-
-    Raises as `publish` does.
-    """
+    """Restore published solutions that the store has lost, before anything is changed in it. Raises as `publish`."""
     if _is_current(store, folder) is not None:
         return
     before = read_published(folder)
@@ -116,7 +113,7 @@ def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:
 
 
 def _settle(store: Store, folder: Path, *, now_s: float, give_up: bool = False) -> tuple[Published | None, Standing]:
-    """(what is published, the store beside it) once the store accounts for every row that is published."""
+    """(what is published, the store compared with it), once the store accounts for every published row."""
     before = read_published(folder)
     if before is None:
         return None, store.standing(None)
@@ -149,7 +146,7 @@ def _say(done: TakenBack, before: Published, state: Standing) -> None:
 
 
 def _bring_binary(solution: Solution, home: Path, folder: Path) -> bool:
-    """Have the kernel that a solution names beside the tables, whole; False when there is none: it is not published."""
+    """Copy the kernel that a solution names beside the tables; False if there is none, so it cannot be published."""
     if not solution.launch:
         return True
     try:
@@ -180,7 +177,7 @@ def tables(solutions: list[Solution]) -> dict[str, list[Solution]]:
 
 
 def _is_current(store: Store, folder: Path) -> Manifest | None:
-    """What is published, where it is plain that it is what the store says: the same publication, as many, all whole."""
+    """What is published, if it surely is what the store has: the same publication, as many rows, all files whole."""
     try:
         manifest = read_manifest(folder)
     except TableError:
@@ -200,14 +197,14 @@ def _is_current(store: Store, folder: Path) -> Manifest | None:
 
 
 def _holds(folder: Path, manifest: Manifest, new: Mapping[str, bytes]) -> bool:
-    """Whether the files are whole and say what the store says."""
+    """Whether the files are whole and have the store's content."""
     wanted = [table_file(stem, content) for stem, content in sorted(new.items())]
     return list(manifest.files) == wanted and all(is_whole(folder, file) for file in wanted)
 
 
 @contextlib.contextmanager
 def publishing(locks: Path) -> Iterator[None]:
-    """One publisher at a time; the kernel frees the lock when its holder dies."""
+    """Hold the lock of publishers, of which one works at a time; it is freed when its holder dies."""
     try:
         fd = open_lock(locks / "publish.lock")
     except OSError as err:
