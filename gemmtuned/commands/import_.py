@@ -104,7 +104,7 @@ def import_(
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Rows form no circles, and each look of Python's for some goes through all of them."""
+    """Switch the garbage collector off: rows form no cycles, and each collection would go through all of them."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -126,7 +126,7 @@ def _wanted(given: Sequence[Path], family: str | None, here: Settings) -> list[t
 def _read(
     wanted: Sequence[tuple[Path, str | None]], ignore: Sequence[str]
 ) -> tuple[list[Imported], list[dict[str, Any]]]:
-    """(what the files hold, a row for each that cannot be read: all of its rows are refused, for one reason)."""
+    """(the content of the files, a report row for each file that cannot be read, all of whose rows are refused)."""
     found: list[Imported] = []
     unread: list[dict[str, Any]] = []
     for path, family in wanted:
@@ -150,7 +150,7 @@ def _more_notes(found: Sequence[Imported], back: int, used: int, refused: Mappin
 
 
 def _bad_rows(found: Sequence[Imported], bad: int) -> Iterator[str]:
-    """The first bad row of each file, and with the last one how many there are and what can be done."""
+    """A message for the first bad row of each file; the last one says how many there are and what to do."""
     *others, last = (one.reasons[0] for one in found if one.reasons)
     good = sum(len(one.hints) for one in found)
     how = f"use --skip-bad-rows to import the other {good} rows" if good else "no row is good"
@@ -159,7 +159,7 @@ def _bad_rows(found: Sequence[Imported], bad: int) -> Iterator[str]:
 
 
 def _tables(path: Path) -> list[Path]:
-    """The files and models of a folder and the folders in it; anything else, what gemmtuned published too, as it is."""
+    """The files and models in a folder and its folders; any other path itself, as a folder with published tables."""
     if not path.is_dir() or (path / MANIFEST).exists() or is_model(path):
         return [path]
     found: list[Path] = []
@@ -174,10 +174,10 @@ def _tables(path: Path) -> list[Path]:
 
 
 def _row(one: Imported, reasons: Sequence[str], *, refused: bool = False) -> dict[str, Any]:
-    """refused: a bad row stopped all, so nothing was imported.
+    """One file's row of the report. refused: a bad row stopped the import, so nothing was imported.
 
-    Of the rows `used` are problems of ours; `refused` are the others: `rejected`, each with its reason, and `kept` in
-    the store as they stand, counted by reason.
+    `used` rows are problems of ours.  The `refused` ones are either `rejected`, each with its reason, or `kept` in the
+    store as they are, counted by reason.
     """
     rows = len(one.hints) + one.rejected
     return {
@@ -215,7 +215,7 @@ def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int)
 
 
 def _take_back(here: Settings) -> int:
-    """Have the database hold what is published here; how many solutions it lacked."""
+    """Restore published solutions that the database lacks; returns how many."""
     from gemmtuned.daemon.publishing.publish import take_back
     from gemmtuned.db.store import Store
 
@@ -229,7 +229,7 @@ def _take_back(here: Settings) -> int:
 
 
 def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: int) -> int:
-    """Write the rows down; how many problems were queued."""
+    """Store the rows; returns how many problems were queued."""
     from gemmtuned.db.store import Store
 
     store = Store(here.db, locks=here.locks)
@@ -259,7 +259,7 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
         mine = [s for s in ours if s.device == device.key and not s.launch and s.state in LIVE_STATES]
         try:
             if mine:
-                check_owner(Path(one.path))  # else anybody could claim any gain
+                check_owner(Path(one.path))  # others could else claim any gain
         except TableError as err:
             refused[f"{err}, and import it again"] += len(mine)
         else:

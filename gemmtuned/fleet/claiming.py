@@ -1,4 +1,4 @@
-"""Who tunes what next: claims of ours that are done with are given back, and a few new ones are made."""
+"""Which units this host tunes next: it gives back claims of finished units, and makes a few new ones."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from gemmtuned.db.fleet_sync import Ours
     from gemmtuned.fleet.sync import Here
 
-BATCH: Final = (4, 64)  # units claimed at once, at least and at most: as many as two minutes took lately
+BATCH: Final = (4, 64)  # the least and the most units to claim at once: as many as were tuned in two minutes lately
 RATE_S: Final = 60.0
-SPREAD: Final = 4  # a host picks among this many times what it wants: not all of them ask for the same few
-TRIES: Final = 4  # where others were first, it picks among SPREAD times as many
+SPREAD: Final = 4  # a host picks among so many times what it wants, so that hosts do not all ask for the same few
+TRIES: Final = 4  # if others were first it tries again among SPREAD times as many, so often in all
 
 
 def share_out(here: Here, known: dict[str, Claim], *, unread: Collection[str]) -> None:
-    """Bring the claims of the store, and those there, up to date; claim more when the daemon has asked for it.
+    """Update the claims in our store and at the URL; claim more if the daemon has asked for it.
 
-    known: the newest claims before results were listed.  unread: units with a result that nobody has fetched yet.
+    known: the newest claims before results were listed.  unread: units with a result that we have not fetched yet.
     """
     exchange, turn, environment = here.exchange, here.turn, here.environment
     held = _ours(here, known)
@@ -48,7 +48,7 @@ def share_out(here: Here, known: dict[str, Claim], *, unread: Collection[str]) -
 
 
 def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) -> dict[str, str]:
-    """Claim that many of these, worth most first but for a shuffle of our own; the names of the claims that we won."""
+    """Claim so many of these, roughly by worth, shuffled per host; the names of the claims that we won."""
     exchange, environment, key = here.exchange, here.environment, here.exchange.trust.key
     if wanted <= 0:
         return {}
@@ -71,7 +71,7 @@ def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) ->
 
 
 def tries(free: Sequence[str], wanted: int, host: str) -> Iterator[list[str]]:
-    """Which of these units to claim, a try after another: of those worth most, and then of more and more."""
+    """Units to claim, try by try: first among those worth most, then among more and more."""
     tried: set[str] = set()
     for number in range(1, TRIES + 1):
         among = [unit for unit in free[: SPREAD**number * wanted] if unit not in tried]
@@ -83,7 +83,7 @@ def tries(free: Sequence[str], wanted: int, host: str) -> Iterator[list[str]]:
 
 
 def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
-    """What we hold still, by unit; what is done with is given back, what we were killed at is looked up."""
+    """The claims that we still hold, by unit. Finished ones are given back; after a kill we look up what we won."""
     exchange, key = here.exchange, here.exchange.trust.key
     keep: list[tuple[str, Ours]] = []
     gone: list[str] = []
@@ -94,7 +94,7 @@ def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
         holds = newest.left_s > 0 and one.path == claim_path(here.name, unit, newest.number, key)
         if holds and not one.is_won:
             holds = claims.is_held_by(exchange.objects, one.path, exchange.host, key)
-        if holds and not one.is_shared:  # what the daemon found since results were sent is not
+        if holds and not one.is_shared:  # not yet for results that the daemon found since we sent ours
             keep.append((unit, one))
             continue
         over.append(one.unit)

@@ -1,8 +1,8 @@
-"""A pool of devices on a Ray cluster: Ray places the tasks, and this hands out units and puts results at the URL.
+"""A pool of devices on a Ray cluster: Ray places the tasks; this module hands out units and puts results at the URL.
 
-Each task holds one unit at a time.  A task that ends with an error (its node died, its process was killed) costs that
-one: the unit goes to another task, and a new task takes the place of the lost one.  Ray's own retries are switched off,
-since they would begin a task anew that has done half of its work.
+Each task holds one unit at a time.  If a task ends with an error (its node died, its process was killed), its unit goes
+to another task, and a new task replaces it.  Ray's own retries are switched off, since they would start a task again
+that has done half of its work.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gemmtuned.fleet.ray_task import Node
 from gemmtuned.fleet.shelf import Shelf
 
 TURN_S: Final = 0.5
-LOST: Final = 2  # tasks that one unit may cost
-PUT_OFF: Final = 3  # times that a unit is tried whose times cannot be taken
-AGAIN_S: Final = 30.0  # between two of them
-IN_VAIN: Final = 3  # tasks in a row, beside one for each device, that may end with an error and find nothing
+LOST: Final = 2  # a unit is given up after so many lost tasks
+PUT_OFF: Final = 3  # attempts at a unit whose times cannot be taken
+AGAIN_S: Final = 30.0  # between two such attempts
+IN_VAIN: Final = 3  # besides one per device, so many tasks in a row may end with an error and without a result
 FLUSH_S: Final = 60.0
 CANCEL_S: Final = 5.0  # for tasks to end their workers
 PROBE_S: Final = 60.0
@@ -42,7 +42,7 @@ _HEAD: Final = "node:__internal_head__"  # a resource that only the head has
 
 @dataclass(frozen=True)
 class How:
-    """gpu: one GPU a task, else `cpus` CPU slots. tasks: how many at most; 0: one for each device of the cluster.
+    """What a task has. gpu: one GPU, else `cpus` CPU slots. tasks: the most at a time; 0: one per device.
 
     search: for tests, as Worker takes it.
     """
@@ -70,7 +70,7 @@ def cluster(address: str) -> Iterator[Any]:
             "token, set RAY_AUTH_MODE=token, or use --ray auto on one of its nodes"
         ) from err
     finally:
-        signal.signal(signal.SIGTERM, before)  # Ray sets its own, which ends with another exit code
+        signal.signal(signal.SIGTERM, before)  # undo Ray's handler, which ends with another exit code
     with redirect_stdout(sys.stderr):  # Ray tells there of nodes that died; our own output is for programs, too
         try:
             yield ray
@@ -79,7 +79,7 @@ def cluster(address: str) -> Iterator[Any]:
 
 
 def look_around(ray: Any) -> list[Node]:
-    """What each node of the cluster has; a node that does not answer is left out."""
+    """The devices of each node of the cluster; a node that does not answer is left out."""
     affinity = _affinity()
     look = ray.remote(num_cpus=0, max_retries=0)(ray_task.look)
     alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
@@ -93,7 +93,7 @@ def look_around(ray: Any) -> list[Node]:
 
 
 def tasks_for(ray: Any, how: How, units: int) -> int:
-    """How many tasks there would be: one for each device of the cluster, and none without a unit."""
+    """How many tasks to start: one for each device of the cluster, but no more than units."""
     there = ray.cluster_resources()
     devices = int(there.get("GPU", 0)) if how.gpu else int(there.get("CPU", 0)) // how.cpus
     return min(how.tasks or devices, units)
@@ -119,7 +119,7 @@ class Pool:
         self._outbox = Outbox(shelf, self.ran, flush_s=FLUSH_S)
         self._losses: Counter[tuple[str, str]] = Counter()
         self._put_off: Counter[tuple[str, str]] = Counter()
-        self._later: deque[tuple[float, Wanted]] = deque()  # put off, and when they are up again
+        self._later: deque[tuple[float, Wanted]] = deque()  # (when to try again, unit), for units that were put off
         self._in_vain = 0
         self._most_in_vain = IN_VAIN + tasks_for(ray, how, len(wanted))  # a node may have many devices
         self._trouble, self._over = "", False
@@ -129,7 +129,7 @@ class Pool:
         self._board = _board(ray, list(self._queues))
 
     def run(self) -> Ran:
-        """Until nothing is left that a node can do, or a signal comes.
+        """Run until nothing is left that a node can do, or a signal comes.
 
         Raises WorkerFailed when tasks fail one after another, TryLater when the cluster goes away.
         """
@@ -172,7 +172,7 @@ class Pool:
         self._tell(self._count(), self._total, self._doing())
 
     def _ended(self, ref: Any, task: str) -> None:
-        """A task is over: with nothing left to do, or lost with what it held."""
+        """Handle the end of a task, which found nothing left to do or was lost with its unit."""
         self._take(self._ray.get(self._board.trade.remote()))
         try:
             why = self._ray.get(ref)
@@ -201,7 +201,7 @@ class Pool:
         self._outbox.add(unit, Answer(unit.name, "failed", f"lost {LOST} tasks with it: {why}"), "")
 
     def _can_go_on(self) -> int:
-        """Units that are left for environments that some node has."""
+        """The units left for environments that some node has."""
         self._take(self._ray.get(self._board.trade.remote()))
         seen = {place.environment for place in self._places.values()}
         return len(self._later) + sum(self._stock.get(key, 0) + len(self._queues.get(key, ())) for key in seen)
@@ -209,7 +209,7 @@ class Pool:
     # --- units and answers
 
     def _supply(self) -> list[Wanted]:
-        """Claim as many units as the tasks of each environment soon want."""
+        """Claim as many units as the tasks of each environment will soon need."""
         at_work = Counter(self._places[t].environment for t in self._tasks.values() if t in self._places)
         more: list[Wanted] = []
         while self._later and self._later[0][0] <= time.monotonic():
@@ -247,7 +247,7 @@ class Pool:
     # --- the end
 
     def _end(self) -> None:
-        """Have all tasks end their workers, publish what they still said, give back what nobody begins now."""
+        """Tell all tasks to end their workers, publish their last answers, and give back units not yet begun."""
         self._over = True
         with suppress(self._ray.exceptions.RayError):
             self._ray.get(self._board.clear.remote(), timeout=CANCEL_S)
@@ -265,7 +265,7 @@ class Pool:
             self._ray.kill(self._board)
 
     def _tell_left(self) -> None:
-        """Units without an answer, with the reason."""
+        """Report the units without an answer, with the reason."""
         seen = {place.environment for place in self._places.values()}
         known = {one.key for one, _, _ in self.ran.done} | self._shelf.passed_over
         for key, one in self._units.items():
@@ -305,7 +305,7 @@ class Pool:
 
 
 def _board(ray: Any, environments: Sequence[str]) -> Any:
-    """A board that answers: on the head, without which there is no cluster, or else beside the driver."""
+    """A board that answers: on the cluster's head, which lives as long as the cluster, else beside the driver."""
     beside = _affinity()(ray.get_runtime_context().get_node_id(), soft=True)
     places: tuple[dict[str, Any], ...] = ({"resources": {_HEAD: 0.001}}, {"scheduling_strategy": beside})
     for number, place in enumerate(places):
@@ -325,6 +325,6 @@ def _affinity() -> Any:
 
 
 def _first(err: Exception) -> str:
-    """What ended a task, in a line: Ray tells a cause after a traceback."""
+    """Why a task ended, in a line; Ray gives the cause after a traceback."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
     return (lines[-1] if "Traceback" in str(err) else next(iter(lines), type(err).__name__))[:400]

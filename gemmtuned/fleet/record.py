@@ -1,10 +1,10 @@
-"""A result as it lies in the store of a fleet: data that is checked in every part, never code.
+"""A result as it is stored for a fleet: data that is validated in every part, never code.
 
     {"record": {...}, "signature": "..."}      canonical JSON, at most MAX_BYTES; the name holds its SHA-256
 
-A reader refuses an object whose name is not its hash, that is not canonical, has a field more or less than these, a
-value out of range, another environment than its folder says, or, where a key is set, another signature.  Solutions are
-read by Solution.from_row, as rows of published tables are; a compiled kernel is no part of one.
+A reader refuses an object whose name is not its hash, that is not canonical, that has other fields than these, a value
+out of range, another environment than its folder says, or a false signature if a key is set.  Solutions are read by
+Solution.from_row, like rows of published tables; they contain no compiled kernels.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _DEVICE: Final = {"key", "kind", "name", "arch", "units"}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one host found for one unit.
+    """One host's result for one unit.
 
     measured: conditions (soft facts such as the driver), others (share of the device that others used, None: not
-    known), published_us (UTC, by the host's clock).  trials: what single runs gave, fastest first.
+    known), published_us (UTC, by the host's clock).  trials: results of single runs, fastest first.
     """
 
     host: str
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def unit(self) -> str:
-        """The hash of what it is a result for."""
+        """The hash of the unit that it is for."""
         return unit_name(self.solutions[0].problem, self.covers)
 
 
@@ -63,7 +63,7 @@ def canonical(value: object) -> bytes:
 
 
 def as_utf8(value: object) -> None:
-    """Raises TableError for text that is none, half a surrogate pair: neither files nor SQLite can hold it."""
+    """The text in UTF-8. Raises TableError for a lone surrogate, which neither files nor SQLite can hold."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as err:
@@ -76,12 +76,12 @@ def sign(record: object, key: bytes | None) -> str:
 
 
 def seal(record: object, key: bytes | None) -> bytes:
-    """The object that holds this record, signed."""
+    """The object with this record and its signature."""
     return canonical({"record": record, "signature": sign(record, key)})
 
 
 def unseal(whole: Any, key: bytes | None) -> Any:
-    """The record of an object. Raises TableError where it is not by this key."""
+    """The record of an object. Raises TableError if it was not signed with this key."""
     as_utf8(whole)
     has(whole, {"record", "signature"}, "the object")
     if key and not hmac.compare_digest(sign(whole["record"], key), str(whole["signature"])):
@@ -91,7 +91,7 @@ def unseal(whole: Any, key: bytes | None) -> Any:
 
 @contextmanager
 def naming(path: str, what: str) -> Iterator[None]:
-    """For `with`: whatever goes wrong while an object is read is a TableError that names it. what: it should be."""
+    """For `with`: errors while an object is read become a TableError that names it. what: what it should be."""
     try:
         yield
     except TableError as err:
@@ -106,7 +106,7 @@ def described(environment: Environment) -> dict[str, Any]:
 
 
 def write(result: Result, key: bytes | None) -> tuple[bytes, str]:
-    """(content, its SHA-256), with as many of its trials as there is room for."""
+    """(content, its SHA-256) of a result, with as many of its trials as fit."""
     record: dict[str, Any] = {
         "schema": SCHEMA, "host": result.host, "gemmtuned": result.version,
         "environment": described(result.environment), "covers": result.covers,
@@ -213,7 +213,7 @@ def _trials(found: Any) -> tuple[dict[str, Any], ...]:
 
 
 def listed(objects: Objects, environment: str, *, after: str = "") -> Iterator[tuple[str, str]]:
-    """(name, unit) of all that may be results of an environment, past a name. Raises TryLater."""
+    """(name, unit) of all possible results of an environment after a name. Raises TryLater."""
     for entry in objects.list(f"{RESULTS}/{environment}", after=after):
         parts = result_parts(entry.path)
         if parts is not None and parts[0] == environment and entry.size <= MAX_BYTES:
@@ -221,7 +221,7 @@ def listed(objects: Objects, environment: str, *, after: str = "") -> Iterator[t
 
 
 def has(found: Any, names: set[str], what: str) -> None:
-    """Raise TableError unless it is an object with these fields and no other."""
+    """Raise TableError unless it is an object with exactly these fields."""
     if not isinstance(found, dict) or set(found) != names:
         more = sorted(map(str, set(found) ^ names))[:3] if isinstance(found, dict) else [type(found).__name__]
         raise TableError(f"{what}: expected {', '.join(sorted(names))}; wrong: {', '.join(more)}")

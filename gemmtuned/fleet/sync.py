@@ -1,8 +1,8 @@
-"""One exchange with the others of a fleet: up what was found here, down what others found, and who tunes what next.
+"""One exchange with the other hosts of a fleet: it sends our results, fetches theirs, and claims what to tune next.
 
 The order matters.  Claims are read before results are listed, and a host puts its result before it drops its claim: so
-who sees no claim sees the result.  What comes down is kept in the store as data that waits: the daemon has its own
-worker check and race it, and only that makes a solution of it.
+a host that sees no claim sees the result.  Fetched results wait in the store: they become solutions only after the
+daemon's own worker has checked and raced them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ SEEN_S: Final = 600.0  # how often a daemon writes its counts
 
 @dataclass(slots=True)
 class Synced:
-    """What one exchange did: results sent, fetched and refused (with the reason), units claimed, held by others.
+    """What one exchange did: results sent, fetched and refused (with reasons), units claimed and held by others.
 
-    left: results that wait for the next exchange, since this one had no more time.  claims: whether units can be
-    claimed there.
+    left: results that wait for the next exchange, because time was over.  claims: whether units can be claimed there.
     """
 
     sent: int = 0
@@ -48,10 +47,10 @@ class Synced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """How to exchange. claim: for a daemon; it may tune.  dry_run: write nothing, there or here.
+    """How to exchange. claim: claim units, for a daemon that tunes.  dry_run: write nothing, there or here.
 
-    lease_s: how long a claim holds.  work_s: begin nothing more after that many seconds; what is left comes next time.
-    is_left: whether nobody waits for this exchange any more: then it begins nothing more, either.
+    lease_s: how long a claim holds.  work_s: begin nothing more after so many seconds; the next exchange does the rest.
+    is_left: whether nobody waits for this exchange any more; then it begins nothing more, either.
     """
 
     store: Store
@@ -68,9 +67,9 @@ class Exchange:
     def run(self, *, now_s: float) -> Synced:
         """Do it once. Raises TryLater when the store of objects cannot be reached, StoreError, SettingError.
 
-        A repository of tables takes results and nothing else: no counts, no claims.
-        The home shares with one URL at a time, which is the daemon's.  An exchange by hand with another one is a visit:
-        nothing is remembered of it but what it brought, so that neither keeps the other from what it has to do.
+        A repository of tables takes only results, no counts and no claims.
+        The home shares at one URL at a time, the daemon's.  Of an exchange by hand at another one, only the results are
+        stored, so that it does not disturb the daemon's.
         """
         claims_hold = self.objects.can_claim and not is_repository(self.objects)
         done = Synced(claims=claims_hold)
@@ -85,7 +84,7 @@ class Exchange:
         return done
 
     def _clock(self, now_s: float) -> float:
-        """The time by the clock of the store, which writes down when an object came."""
+        """The time by the clock of the store, which dates its objects."""
         if self.dry_run:
             return now_s
         return store_now_s(self.objects, beat_path(self.host))
@@ -109,11 +108,11 @@ class Exchange:
             share_out(here, known, unread=unread)
 
     def _needs_claims(self, environment: Environment, now_s: float) -> bool:
-        """Whether there is anything to claim or to give back: a fleet at rest reads nobody's claims."""
+        """Whether there is anything to claim or to give back; if not, claims need not be read."""
         return bool(self.store.fleet_open(environment, now_s=now_s, limit=1) or self.store.fleet_ours(environment))
 
     def _tell(self, turn: Turn) -> None:
-        """Our own counts: each time by hand, now and then by a daemon."""
+        """Write our own counts: at each exchange by hand, now and then in a daemon's."""
         due = turn.visits or not 0 <= turn.now_s - self.store.fleet_seen() < SEEN_S
         if due or not self.claim:
             seen.put(self.store, self.objects, self.host, self.trust, now_s=turn.now_s)
@@ -124,9 +123,9 @@ class Exchange:
 
 @dataclass(slots=True)
 class Turn:
-    """One exchange under way. began_s: by a clock that nobody sets.
+    """One exchange under way. began_s: by the monotonic clock.
 
-    claims_hold: False in a repository of tables, where names go by the hosts' own clocks.
+    claims_hold: False in a repository of tables, where names have the times of the hosts' own clocks.
     """
 
     exchange: Exchange
@@ -139,7 +138,7 @@ class Turn:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is begun."""
+        """Whether this exchange must begin nothing more."""
         return time.monotonic() - self.began_s > self.exchange.work_s or self.exchange.is_left()
 
     def store_clock_s(self) -> float:

@@ -1,11 +1,11 @@
-"""AITER's tuned GEMM as a Python object: `TunedGemm`, and `tgemm`, the one that everybody shares.
+"""AITER's tuned GEMM as a Python object: `TunedGemm`, and `tgemm`, a shared instance of it.
 
-A call goes, in this order, to
-    the row of a loaded table that fits (exact M, then AITER's two padded ones): a kernel of ours where the row carries
-    our solution and may be used here, a kernel of AITER's where AITER is installed
-    without such a row, what AITER falls back to, where AITER is installed
-    torch's own F.linear, below which the hook counts and routes as it does for any program
-Where the hook dispatches it is asked to take the loaded table, so that compiled code and nn.Linear use it as well.
+A call is run by the first of these that applies:
+    the matching row of a loaded table (exact M, then AITER's two padded ones): a kernel of ours if the row has our
+    solution and that is valid here, a kernel of AITER's if AITER is installed
+    AITER's fallback, if AITER is installed
+    torch's own F.linear, which the hook counts and routes as in any program
+A hook that dispatches also takes the loaded table, so that compiled code and nn.Linear use it, too.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _told: set[str] = set()
 class TunedGemm:
     """Y = X @ W.T (+ bias) through the best kernel known. Calls may come from any thread.
 
-    split_bias: add the bias after the product, so that the product is looked up without one and Inductor can fuse the
-    sum with what follows.
+    split_bias: add the bias after the product, so that the product is looked up without a bias and Inductor can fuse
+    the addition with what follows.
     """
 
     def __init__(self, *, split_bias: bool = False) -> None:
@@ -97,7 +97,7 @@ class TunedGemm:
         )
 
     def config(self, key: GemmKey, device: str = "cpu") -> Choice:
-        """What a call with this key runs on a device (`cpu`, `cuda:0`), before it is known whether that is here."""
+        """What a call with this key would run on a device (`cpu`, `cuda:0`), whether or not that can run here."""
         return self._look_up(key, device)[0]
 
     def gemm_a16w16(
@@ -127,7 +127,7 @@ class TunedGemm:
         out = otype or x.dtype
         fused, late = (None, bias) if self.split_bias else (bias, None)
         y = None
-        # Inside torch.compile the call must be torch's own, which the hook serves below
+        # Inside torch.compile the call must be torch's own, which the hook routes under aten
         if not torch.compiler.is_compiling() and (shuffled or self._paths or calls()):
             y = self._tuned(x, w, fused, out, scale_a, scale_b, shuffled=shuffled)
         if y is None:
@@ -148,7 +148,7 @@ class TunedGemm:
         return self.gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The call in the place of torch.nn.functional.linear: input [..., K], weight [N, K], bias [N]."""
+        """A replacement for torch.nn.functional.linear: input [..., K], weight [N, K], bias [N]."""
         return self.gemm_a16w16(input, weight, bias)
 
     def _tuned(
@@ -162,7 +162,7 @@ class TunedGemm:
         *,
         shuffled: bool,
     ) -> Tensor | None:
-        """The call by a kernel of ours or of AITER's; None when torch is to serve it."""
+        """The result by a kernel of ours or of AITER's; None if torch is to run the call."""
         if not (x.numel() and is_plain(x, w, bias)):
             return None
         scaled = scale_a is not None or scale_b is not None
@@ -197,7 +197,7 @@ class TunedGemm:
         shuffled: bool,
         device: torch.device,
     ) -> Plan | None:
-        """What serves calls with operands of this kind; None for torch."""
+        """The kernel for calls with operands of this kind; None for torch's own."""
         place = place_of(device)
         key = gemm_key(x_shape, w_shape, bias, dtype, otype, scaled, shuffled, place)
         if key in self._failed:
@@ -231,7 +231,7 @@ def _unshuffled(w: Tensor) -> Tensor:
 
 
 def _count(key: GemmKey, place: str) -> None:
-    """A call that aten did not see."""
+    """Count a call that did not go through aten."""
     hook: Any = activate.current()
     if hook is None:
         return

@@ -1,10 +1,9 @@
 """Files that `gemmtuned tune` writes as it goes: AITER's tuned table, and its profile of every candidate.
 
-Both are written whole under a temporary name and renamed after each shape, so an interrupt loses nothing that was
-found.  Rows that others wrote stay as they are, with columns we do not know and several for one shape; a solution of
-ours takes the place of those of its shape and device.  Others may write the tuned table at the same time: what stands
-in it is read again before each write, under a lock that tuners of ours share, and an editor that wrote in between, or
-into the file that was replaced under it, is noticed and its rows are taken in.
+After each shape both are written under a temporary name and renamed, so an interrupt loses no result.  Rows of others
+stay as they are, with unknown columns and with several for one shape; a solution of ours replaces those of its shape
+and device.  Others may write to the tuned table at the same time: so we read it again before each write, under a lock
+that our tuners share, and notice if an editor wrote in between, or into the file that we replaced; its rows are kept.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ _FAILED_US: Final = {
     "killed": "inf",
 }  # AITER's marks; -1 for what cannot run
 MOST_TRIES: Final = 50
-GRACE_S: Final = 0.2  # an editor that had the file open when it was replaced has written by then
+GRACE_S: Final = 0.2  # in this time an editor that had the file open when we replaced it has written
 Identity = tuple[Any, ...]
 
 
 class TunedTable:
     """One tuned table of one family.
 
-    Raises TableError for a file that is none, is of another family, or cannot be written.
+    Raises TableError for a file that is no table, is of another family, or cannot be written.
     """
 
     def __init__(self, path: Path, family: AiterFamily, *, sort: bool = False) -> None:
@@ -76,7 +75,7 @@ class TunedTable:
         require_writable(path)
 
     def add(self, solution: Solution, device: Device, *, err_ratio: float | None = None) -> None:
-        """Put a solution in; one that its family's columns cannot say goes to left_out."""
+        """Add a solution; one that the family's columns cannot express goes to left_out."""
         if family_of(solution.problem) is not self.family:
             self.left_out[solution.problem] = None
             return
@@ -97,7 +96,7 @@ class TunedTable:
         return wanted in self._ours or any(wanted == identity for identity, _ in self._theirs)
 
     def write(self) -> None:
-        """To the disk, whole or not at all, beside what others wrote meanwhile. Raises TableError."""
+        """Write the file completely or not at all, with rows that others wrote meanwhile. Raises TableError."""
         late: list[list[str]] = []
         with locked(self.path):
             for tries in range(MOST_TRIES):
@@ -116,13 +115,13 @@ class TunedTable:
         raise TableError(f"{self.path}: changed by others {MOST_TRIES} times while it was written")
 
     def finish(self) -> None:
-        """Look once more for what an editor wrote into the file under our last write. Raises TableError."""
+        """Look once more for rows that an editor wrote into the file that we replaced last. Raises TableError."""
         time.sleep(GRACE_S)
         if self._seen.changed():
             self.write()
 
     def _read(self) -> bool:
-        """What the file holds now, in the place of what it held; False where there is none."""
+        """Read the file again; False if there is none."""
         lines = self._seen.open(self.path)
         if lines is None:
             self._theirs = []
@@ -166,7 +165,7 @@ class TunedTable:
 
 
 class Profile:
-    """Every candidate of a run, one row each: its last time, error ratio, how far it came and what became of it.
+    """All candidates of a run, one row each: the last time, error ratio, the last phase and the outcome.
 
     Raises TableError for a file that cannot be written.
     """
@@ -178,7 +177,7 @@ class Profile:
         self._trials: dict[tuple[Device, Problem, Candidate], dict[str, Any]] = {}
 
     def add(self, trial: Trial, device: Device) -> None:
-        """Note one step; the later ones of a candidate take the place of the earlier."""
+        """Note one step of a candidate, which replaces earlier ones."""
         facts = self._trials.setdefault((device, trial.problem, trial.candidate), {})
         facts |= {"phase": trial.phase, "outcome": trial.outcome}
         facts |= {"us": trial.us} if trial.us is not None else {}
@@ -198,7 +197,7 @@ class Profile:
         return max(found, default=None)
 
     def write(self) -> None:
-        """To the disk, whole or not at all, where a path was given. Raises TableError."""
+        """Write the file completely or not at all, if a path was given. Raises TableError."""
         if self.path is None:
             return
         family = FAMILIES["bf16"]
@@ -239,7 +238,7 @@ def _row(texts: dict[str, str], family: AiterFamily) -> Row:
 
 
 def _identity(row: Row) -> Identity:
-    """Device and key, and whatever columns of others say more: such a row may be another product, and is kept."""
+    """Device and key, with unknown columns that may matter: a row that differs in them is kept as another product."""
     family = row.header.family
     usual = {*family.tuned_header, *family.also, *DEVICE, *ALIASES, OURS, "libtype", "_tag"}
     more = tuple(
