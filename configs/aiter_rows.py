@@ -1,7 +1,7 @@
-"""What a row of AITER's tables means in our words, and our solutions as rows of AITER's tables.
+"""Converts rows of AITER's tables into our problems and candidates, and our solutions into rows of AITER's tables.
 
-A row's problem is given where ours can express it; grouped and shared-expert mixtures, the mxscale batch and the gdn
-tables stay text.  AITER leaves out what we ask for (CPU threads, math mode): a row stands for the plain case of it.
+A row becomes a problem if ours can express it; grouped and shared-expert mixtures, the mxscale batch and the gdn tables
+stay text.  AITER's rows have no CPU threads and no math mode, so a row stands for the plain case of a problem.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALES: Final = {  # aiter.QuantType
     "No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x32": "1x32", "per_1x128": "1x128",
     "per_128x128": "128x128",
 }  # fmt: skip
-# Scales and weights of the quantised families whose columns do not say: (scale, weight_state, dtype if none is named)
+# For quantised families without such columns: (scale, weight_state, dtype if none is named)
 _QUANTISED: Final = {
     "a8w8": ("row", "plain", "i8"),
     "asm_a8w8": ("row", "shuffled", "i8"),
@@ -40,12 +40,12 @@ _QUANTISED: Final = {
 }
 _UNTOLD: Final = "neither columns nor file name say what these M, N and K multiply: --family does, for example bf16"
 _NO: Final = ("", "0", "0.0", "false")
-# Columns that some ages of mixtures have, and what they hold where they say nothing more
+# Columns that some ages of mixtures have, with the value that adds nothing
 _NOTHING_MORE: Final = {
     **dict.fromkeys(("bias", "hidden_pad", "intermediate_pad", "swiglu_limit"), _NO), "ep": ("1", "1.0"),
     **dict.fromkeys(("stage", "q_dtype", "wq_dtype"), ()),
 }  # fmt: skip
-# Columns that name what a row found best
+# Columns that name the best kernel of a row
 _NAMES: Final = ("kernelName", "kernelName1", "kernelName2", "kernel_name")
 _NUMBERS: Final = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
 _LIBRARY: Final = ("libtype", "lib")
@@ -59,8 +59,8 @@ AITER_LIBRARIES: Final = ("torch", "hipblaslt", "skinny", "asm", "triton", "flyd
 def problem_of(row: Row, *, dtype: str = "", threads: int = 0) -> Problem | None:
     """The row's problem, or None where ours cannot express it.
 
-    dtype serves rows whose cell for it is empty, which are no problem without it; threads is what AITER does not say
-    (0 for devices other than CPUs).
+    dtype is for rows whose cell for it is empty; without it these are no problem.  threads: AITER does not say them (0
+    for devices other than CPUs).
     """
     found = problem_or_reason(row, dtype=dtype, threads=threads)
     return found if isinstance(found, Problem) else None
@@ -82,7 +82,7 @@ def problem_or_reason(row: Row, *, dtype: str = "", threads: int = 0) -> Problem
 
 
 class Problems:
-    """The problems of one table's rows. Most differ in M, N and K alone: what else they say is made out once."""
+    """The problems of one table's rows. Most rows differ only in M, N and K, so everything else is parsed once."""
 
     def __init__(self, header: Header) -> None:
         plain = {"M", "N", "K"}.issubset(header.family.key) and header.family.name in _MAKERS
@@ -107,7 +107,7 @@ class Problems:
 def _told(column: str, row: Row, usual: str = "") -> str | None:
     """The data type in a column; `usual` for an empty cell and in a table without it, None if that is "".
 
-    Raises ProblemError for an empty cell that nobody has a word for: it may be any.
+    Raises ProblemError for an empty cell without a default, since it may be any type.
     """
     if column not in row.header.at:
         return usual or None
@@ -189,7 +189,7 @@ def _shape(values: dict[str, Any]) -> dict[str, int]:
 
 
 def dtype_of(name: str | None, row: Row) -> str | None:
-    """AITER's `fp8` is the device's own; gfx942 alone has the one without zero's sign."""
+    """The dtype of a name; AITER's `fp8` is the device's own, which on gfx942 is the one without a negative zero."""
     if name == "u32":  # where torch has no int4, AITER calls eight of them by the word they lie in
         return "i4"
     if name is not None and name != "fp8" and name not in DTYPES:
@@ -209,12 +209,12 @@ _MAKERS: Final = {
 
 
 def gfx_of(row: Row, *, here: str = "") -> str:
-    """The architecture a row was tuned on, filled in from its CU count as AITER does; `here` when nothing tells."""
+    """The architecture on which a row was tuned, by its CU count if need be, as AITER does it; else `here`."""
     return row["gfx"] or gfx_of_units(units_of(row), here=here)
 
 
 def units_of(row: Row) -> int:
-    """Its compute units; 0 when it does not say."""
+    """A row's number of compute units; 0 if it has none."""
     return _units(row["cu_num"])
 
 
@@ -224,7 +224,7 @@ def _units(text: str) -> int:
 
 
 def time_of(row: Row) -> float | None:
-    """Microseconds, where the row has a time that may be compared; the guide's tables tell it by their TFLOPS."""
+    """A row's time in microseconds, if it can be compared; in the guide's tables it follows from the TFLOPS."""
     if row.has_time:
         return row.us
     if row.header.family.name == "guide":
@@ -235,7 +235,7 @@ def time_of(row: Row) -> float | None:
 
 
 def candidate_of(row: Row) -> Candidate | None:
-    """What a tuned row names as best, by AITER's name for the library; None when it names nothing.
+    """The best kernel of a tuned row, by AITER's name for the library; None when it names none.
 
     For rows of our own export it is our candidate.
     """
@@ -244,7 +244,7 @@ def candidate_of(row: Row) -> Candidate | None:
 
 
 class Kernels:
-    """What the rows of one table name as best. Thousands of them name a few, so each is made and kept once."""
+    """The best kernels of one table's rows. Thousands of rows name a few kernels, so each is made once."""
 
     def __init__(self, header: Header) -> None:
         self._places = [header.at[column] for column in (*_NAMES, *_NUMBERS, *_LIBRARY) if column in header.at]
@@ -289,7 +289,7 @@ def library_of(row: Row) -> str:
 
 
 def solution_of(row: Row) -> Solution | None:
-    """The whole solution that a row of our own export carries; None for others', and for one that was edited since."""
+    """The solution in a row of our own export; None for rows of others, and for one that was edited since."""
     text = row[OURS]
     if not text:
         return None
@@ -302,12 +302,12 @@ def solution_of(row: Row) -> Solution | None:
 
 
 def columns_for(family: AiterFamily, *, kind: str) -> tuple[str, ...]:
-    """The header we write: AITER's newest, and our own column at the end of tuned tables."""
+    """The header that we write: AITER's newest, with our own column at the end of tuned tables."""
     return (*family.tuned_header, OURS) if kind == "tuned" else family.key
 
 
 def family_of(problem: Problem) -> AiterFamily | None:
-    """The table that holds this problem; None where AITER has no table, or none that says all that matters."""
+    """The family of tables for this problem; None if AITER has none, or none that can express everything."""
     if problem.layout != "nt" or problem.weight_state == "packed" or problem.deterministic:
         return None
     if problem.family == "moe":
@@ -325,7 +325,7 @@ def _is_bf16(problem: Problem) -> bool:
 
 
 def _says_all(name: str, problem: Problem) -> bool:
-    """Whether a row of this quantised family reads as just this problem."""
+    """Whether a row of this quantised family is read as exactly this problem."""
     scale, weight_state, usual = _QUANTISED[name]
     key = FAMILIES[name].key
     return (
@@ -358,7 +358,7 @@ def key_texts(problem: Problem, family: AiterFamily) -> dict[str, str]:
 
 
 def candidate_texts(candidate: Candidate) -> dict[str, str]:
-    """The columns that name a kernel, in whichever of AITER's words a family has them."""
+    """The columns that name a kernel, with the names that this family has for them."""
     config: dict[str, Any] = json.loads(candidate.config)
     default = candidate.backend == DEFAULT_BACKEND
     name = "native" if default else str(config.get("kernel", candidate.backend))
@@ -378,9 +378,9 @@ def reads_as(problem: Problem, family: AiterFamily, texts: Mapping[str, str]) ->
 
 
 def tuned_texts(solution: Solution, family: AiterFamily, device: Device) -> dict[str, str]:
-    """A solution as a row of the family's tuned table, the whole of it once more in our own column.
+    """A solution as a row of the family's tuned table, with the whole solution in our own column.
 
-    AITER's error ratio (the share of wrong elements) is not what we measure: it stays empty, ours is in our column.
+    AITER's error ratio (the share of wrong elements) stays empty, since we measure another error, in our column.
     """
     problem = solution.problem
     texts = {

@@ -1,4 +1,4 @@
-"""The only reader of environment variables: typed, listed with default and unit, wrong values named."""
+"""The only module that reads environment variables. Values are typed, and errors name the variable and its value."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class UserTables:
 
 @value_class(kw_only=True)
 class Settings:
-    """All that the environment decides, read once."""
+    """Everything that the environment decides, read once."""
 
     capture: bool = False
     dispatch: bool = False
     disabled: bool = False
     reload: str = "auto"
-    reload_by_ranks: bool = True  # nobody named `reload`: auto, until this turns out to be one of several ranks
-    rank: int | None = None  # as the launcher says
+    reload_by_ranks: bool = True  # `reload` was not set: auto, until this proves to be one of several ranks
+    rank: int | None = None  # from the launcher
     home: Path
     db: Path
     config_dir: Path
@@ -44,14 +44,14 @@ class Settings:
     run: str = "python"
     idle_s: float = 10.0
     flush_s: float = 1.0
-    batch_invariant: bool = False  # as set here; `batch_invariance` asks the engines' variables, too
+    batch_invariant: bool = False  # by our own variable; `batch_invariance` reads the engines' variables, too
     native: bool = True
     tables: tuple[UserTables, ...] = ()
     log_tuned: bool = False
     quiet: bool = False
     live_check: int = 0  # one routed call in this many; 0: none
     graph_wait_s: float = 5.0
-    sync: str = ""  # the URL that the daemon shares results at
+    sync: str = ""  # the URL at which the daemon shares results
     sync_name: str = ""
     sync_key: Path | None = None
     sync_hosts: tuple[str, ...] = ()
@@ -65,14 +65,14 @@ class Settings:
 
     @property
     def ingest(self) -> Path:
-        """Where programs of other users than the home's own leave their counts: exists in a home that is shared."""
+        """Where programs of other users leave their counts; it exists in a shared home."""
         return self.home / "ingest" / "ingest.db"
 
     @property
     def counts(self) -> tuple[Path, Path]:
         """(database, folder of its lock file) that this process writes its counts to.
 
-        The database of the home, unless the home is somebody else's and has a folder for such counts.
+        This is the home's database, unless the home is another user's and has a folder for such counts.
         """
         shared = self.ingest.parent
         if self.db == self.home / "tune.db" and shared.is_dir() and self.home.stat().st_uid != os.geteuid():
@@ -81,12 +81,12 @@ class Settings:
 
     @property
     def kill_switch(self) -> Path:
-        """While this file exists, running processes serve everything by the default."""
+        """While this file exists, running processes use stock torch for everything."""
         return self.home / "disabled"
 
     @property
     def switched_off(self) -> bool:
-        """Whether it exists; not in a home that is closed to us."""
+        """Whether the kill switch exists; False in a home that we may not read."""
         return os.path.exists(self.kill_switch)  # noqa: PTH110  Path.exists raises there
 
     @classmethod
@@ -138,19 +138,19 @@ class Settings:
 
 
 def wants_activation(env: Mapping[str, str] | None = None) -> bool:
-    """True when the environment switches capture or dispatch on; reads three variables and nothing else."""
+    """True when the environment switches capture or dispatch on; it only reads three variables."""
     env = os.environ if env is None else env
     return _switch(env) or _flag(env, "GEMMTUNED_DISPATCH")
 
 
 def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables of ours whose value cannot be used, each with what is wrong about it."""
+    """Variables of ours with a value that cannot be used, each with what is wrong."""
     env = os.environ if env is None else env
     from gemmtuned.configs.variables import VARIABLES  # a program that is switched off needs none of it
 
     wrong = {}
     for name in (variable.name for variable in VARIABLES if variable.name in env):
-        alone = {"GEMMTUNED_HOME": "/", name: env[name]}  # not its own fault: that this user has no home folder
+        alone = {"GEMMTUNED_HOME": "/", name: env[name]}  # so that a missing home folder is not blamed on it
         try:
             Settings._read(alone)
             trusted_uid(alone)
@@ -160,7 +160,7 @@ def wrong_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def unknown_variables(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables named as ours that nobody reads, each with the one that is probably meant; "" where none is near."""
+    """Variables named like ours that we do not know, each with the one that is probably meant; "" if none is near."""
     names = os.environ if env is None else env
     given = [name for name in names if name != "GEMMTUNED" and name.upper().startswith(("GEM", "AITER_"))]
     if not given:
@@ -176,21 +176,21 @@ def no_color(env: Mapping[str, str] | None = None) -> bool:
 
 
 def child_env(**changes: str | None) -> dict[str, str]:
-    """The environment for a program we start: ours with these variables set; None takes one out."""
+    """The environment for a program that we start: ours with these variables set, or removed where None."""
     env = {name: value for name, value in os.environ.items() if changes.get(name, "") is not None}
     env.update({name: value for name, value in changes.items() if value is not None})
     return env
 
 
 def unhooked_env(**changes: str | None) -> dict[str, str]:
-    """As child_env, for the daemon's own processes: they count no calls, and the service manager is not theirs."""
+    """As child_env, for the daemon's own processes: without the hook's switches and the service manager's variables."""
     return child_env(GEMMTUNED=None, AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, NOTIFY_SOCKET=None, **changes)
 
 
 def mps_pipe(env: Mapping[str, str] | None = None) -> str:
-    """The control pipe of CUDA's multi-process service and whose it is, if somebody listens on it; "" if not.
+    """The control pipe of CUDA's multi-process service and its owner, if a process listens on it; "" if not.
 
-    Any user can put such a pipe into /tmp where none lies: that the service runs is then only said of it.
+    Any user can put such a pipe into /tmp, so it is no proof that the service runs.
     """
     folder = (os.environ if env is None else env).get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108
     path = Path(folder) / "control"
@@ -200,16 +200,16 @@ def mps_pipe(env: Mapping[str, str] | None = None) -> str:
         return f"{path}, closed to us" if isinstance(err, PermissionError) else ""
     if not stat.S_ISFIFO(facts.st_mode):
         return ""
-    try:  # a pipe nobody reads, left over from one that died, cannot be opened
+    try:  # a pipe without a reader, left over from a service that died, cannot be opened
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
     except OSError as err:
-        if not isinstance(err, PermissionError):  # else it is another user's, and there
+        if not isinstance(err, PermissionError):  # a PermissionError means that it is there, and another user's
             return ""
     return f"{path} of uid {facts.st_uid}"
 
 
 def trusted_uid(env: Mapping[str, str] | None = None) -> int | None:
-    """The user of GEMMTUNED_TRUST. Raises SettingError for one this machine does not know."""
+    """The user id of GEMMTUNED_TRUST. Raises SettingError for a user that this machine does not have."""
     name = (os.environ if env is None else env).get("GEMMTUNED_TRUST", "")
     if not name:
         return None
@@ -225,12 +225,12 @@ def trusted_uid(env: Mapping[str, str] | None = None) -> int | None:
 
 
 def notify_socket(env: Mapping[str, str] | None = None) -> str:
-    """Where systemd wants to hear that we are ready; "" when we are not its service."""
+    """The socket on which systemd waits for our readiness; "" when we are not its service."""
     return (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
 
 
 def watchdog_s(env: Mapping[str, str] | None = None) -> float | None:
-    """How often systemd wants a sign of life of this very process; None when it wants none."""
+    """How often systemd wants a sign of life from this process; None if it wants none."""
     env = os.environ if env is None else env
     every_us, pid = whole(env.get("WATCHDOG_USEC", "")), env.get("WATCHDOG_PID", "")
     return every_us / 1e6 if every_us and pid in ("", str(os.getpid())) else None
@@ -242,10 +242,10 @@ _SGLANG_FLAG: Final = "--enable-deterministic-inference"
 
 
 def batch_invariance(env: Mapping[str, str] | None = None, argv: Sequence[str] | None = None) -> str:
-    """The variable or flag that asks for results that do not depend on the batch; "" when none does.
+    """The variable or flag that asks for results that do not depend on the batch; "" if none does.
 
-    vLLM and SGLang have their own, and may set them after we were switched on.  Ours comes first: it asks for our
-    kernels.
+    vLLM and SGLang have variables of their own, and may set them after we were switched on.  Ours has precedence,
+    because it asks for our kernels.
     """
     env = os.environ if env is None else env
     for name in _INVARIANT:
@@ -265,7 +265,7 @@ def is_given(name: str, env: Mapping[str, str] | None = None) -> bool:
 
 
 def allows_plugin(variable: str, plugin: str, env: Mapping[str, str] | None = None) -> bool:
-    """Whether an engine's variable lets this plugin in: it names it among others, by commas, or is not set."""
+    """Whether an engine's variable, a list with commas, allows this plugin; also if it is not set."""
     names = (os.environ if env is None else env).get(variable)
     return not names or plugin in names.split(",")
 
@@ -317,7 +317,7 @@ def _expanded(text: str) -> Path:
 
 
 def _tables(env: Mapping[str, str]) -> tuple[UserTables, ...]:
-    """What the AITER_CONFIG_* variables name; paths in one are parted as in PATH."""
+    """The tables that the AITER_CONFIG_* variables name; several paths in one are separated as in PATH."""
     from gemmtuned.configs.variables import AITER_CONFIGS
 
     found = []
@@ -336,7 +336,7 @@ def _ranks(env: Mapping[str, str]) -> int:
 
 
 def _number(env: Mapping[str, str], name: str) -> int | None:
-    """A variable of somebody else's, which may hold anything."""
+    """The number in a variable of another program, which may contain anything."""
     number = whole(env.get(name, ""))
     return number if number is not None and number < 1_000_000_000 else None
 
@@ -347,7 +347,7 @@ def _program() -> str:
 
 
 def _shared_locks() -> Path:
-    """A folder that any user of the machine may add a file to, the same for all of them."""
+    """A folder to which every user of the machine may add files, the same for all."""
     places = [Path("/run/lock/gemmtuned"), Path("/run/lock"), Path("/tmp")]  # noqa: S108  only ever locked, its content is shown and not believed
     return next((p for p in places if p.is_dir() and p.stat().st_mode & 0o1777 == 0o1777), places[-1])
 
@@ -381,5 +381,5 @@ def _home_of_user() -> str:
 
 
 def _printable(text: str) -> str:
-    """A name of bytes that are no UTF-8 has stand-ins in it, which no database takes."""
+    """Replace the stand-ins for bytes that are not UTF-8, which no database accepts."""
     return text.encode(errors="surrogateescape").decode(errors="replace")
