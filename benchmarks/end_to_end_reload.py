@@ -122,7 +122,7 @@ def main() -> None:
     solutions = copy_tables(Settings.from_env(), folder)
     assert solutions, "nothing is published: run end_to_end.py's other part first"
     hook = activate(settings)
-    assert hook.path == "native", hook.note
+    assert hook is not None and hook.path == "native", gemmtuned.status()["note"]
     stamp = hook.where.environment("cuda:0" if device == "cuda" else "cpu").stamps["torch"]
     own = {"backend": "torch", "config": "{}", "launch": "", "stamp": stamp, "state": "default_best"}
     tables = [[s.to_row() for s in solutions], [replace(s, **own).to_row() for s in solutions]]

@@ -16,11 +16,11 @@ def autoload() -> None:
             return
         from gemmtuned.hooks.activate import activate
 
-        settings = activate().settings
-        if settings.patches:
+        hook = activate()
+        if hook is not None and hook.settings.patches:
             from gemmtuned.patches import follow
 
-            follow(settings.patches)
+            follow(hook.settings.patches)
     except Exception as err:
         try:
             from gemmtuned.configs.say import say

@@ -16,7 +16,7 @@ from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
-from gemmtuned.configs.unpatched import allocate_rlock
+from gemmtuned.configs.turns import Turns
 from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up
@@ -31,33 +31,43 @@ if TYPE_CHECKING:
 
 
 _hook: Hook | None = None
-_changing = allocate_rlock()  # held while _hook changes; never while torch is imported, since torch calls activate()
+_turns = Turns()  # for changes of _hook; torch is imported before one begins, since torch calls activate()
 _tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
 _forking = threading.local()  # .paused: what this thread has paused for its fork, a _Paused or None
 _at_exit_known = False
 _trouble = ""  # why the last activation failed
 
 
-def activate(settings: Settings | None = None, *, capture: bool | None = None, dispatch: bool | None = None) -> Hook:
+def activate(
+    settings: Settings | None = None, *, capture: bool | None = None, dispatch: bool | None = None
+) -> Hook | None:
     """Switch the hook on, by the environment unless told otherwise; a second call replaces the first.
 
-    Raises whatever is in the way, and keeps it for `describe`.
+    Raises whatever is in the way, and keeps it for `describe`.  None in the middle of another change by this thread,
+    as in a signal's handler: this one comes right after it.
     """
+    try:
+        import torch as torch  # the native hook links to its libraries; this import may call activate() too
+    except Exception as err:
+        _note_trouble(err)
+        raise
+    return _turns.make(lambda: _activate(settings, capture, dispatch))
+
+
+def _activate(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
     global _trouble
     try:
-        hook = _activate(settings, capture, dispatch)
+        hook = _replace(settings, capture, dispatch)
     except Exception as err:
-        _trouble = str(err) or type(err).__name__
+        _note_trouble(err)
         raise
     _trouble = ""
     return hook
 
 
-def _activate(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
-    import torch as torch  # the native hook links to its libraries; with GEMMTUNED=1 this import calls activate() too
-
-    with _changing:
-        return _replace(settings, capture, dispatch)
+def _note_trouble(err: Exception) -> None:
+    global _trouble
+    _trouble = str(err) or type(err).__name__
 
 
 def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
@@ -70,7 +80,7 @@ def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | N
         settings = replace(settings, capture=capture)
     if dispatch is not None:
         settings = replace(settings, dispatch=dispatch)
-    deactivate()
+    _switch_off()
     hook = Hook(settings, _tables)
     try:
         hook.install()
@@ -97,20 +107,24 @@ def enable(*, capture: bool, dispatch: bool) -> None:
 
 def deactivate() -> None:
     """Take every patch back and flush."""
+    _turns.make(_switch_off)
+
+
+def _switch_off() -> None:
     global _hook, _trouble
-    with _changing:
-        _trouble = ""
-        hook, _hook = _hook, None
-        if hook is not None:
-            hook.remove()
-            hook.stop()
+    _trouble = ""
+    hook, _hook = _hook, None
+    if hook is not None:
+        hook.remove()
+        hook.stop()
 
 
 def take_tables(family: str, paths: tuple[Path, ...]) -> None:
     """Use these tuned tables in this process, whether the hook is on now or later."""
     table = UserTables("load_config", family, paths)
-    if _hook is not None and _hook.settings.dispatch:
-        _hook.add_table(table)
+    hook = _hook
+    if hook is not None and hook.settings.dispatch:
+        hook.add_table(table)
     _tables.append(table)
 
 
@@ -121,22 +135,26 @@ def current() -> Hook | None:
 
 def is_active() -> bool:
     """True while something is patched."""
-    return _hook is not None and _hook.path != "off"
+    hook = _hook  # another thread, or a signal's handler, may switch it off at any point
+    return hook is not None and hook.path != "off"
 
 
 def generation() -> int:
     """Generation of the table in use."""
-    return _hook.table.generation if _hook is not None else 0
+    hook = _hook
+    return hook.table.generation if hook is not None else 0
 
 
 def ready(timeout_s: float) -> bool:
     """See gemmtuned.ready."""
-    return _hook is None or _hook.ready.wait(timeout_s)
+    hook = _hook
+    return hook is None or hook.ready.wait(timeout_s)
 
 
 def describe() -> dict[str, Any]:
     """See gemmtuned.status."""
-    if _hook is None:
+    hook = _hook
+    if hook is None:
         off = Session(
             host=platform.node(), pid=os.getpid(), started_us=0, run="", path="off", generation=0, note=_why_off()
         )  # fmt: skip
@@ -150,16 +168,16 @@ def describe() -> dict[str, Any]:
             "dispatch": False,
             "polling": False,
         }
-    facts = asdict(_hook.session())
+    facts = asdict(hook.session())
     return {
         **facts,
-        "rows": len(_hook.table),
-        "refused": dict(_hook.table.refused),
-        "overridden": _hook.patches.overridden(anew=True),
-        "engine_operators": list(_hook.patches.foreign.seen),
-        "capture": _hook.settings.capture,
-        "dispatch": _hook.patches.dispatches,
-        "polling": _hook.watcher.polling,
+        "rows": len(hook.table),
+        "refused": dict(hook.table.refused),
+        "overridden": hook.patches.overridden(anew=True),
+        "engine_operators": list(hook.patches.foreign.seen),
+        "capture": hook.settings.capture,
+        "dispatch": hook.patches.dispatches,
+        "polling": hook.watcher.polling,
     }
 
 
@@ -184,23 +202,27 @@ def _why_off() -> str:
 
 def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
     """See gemmtuned.reload."""
+    hook = _hook
     if group is not None:
-        ranks.reload_group(_hook, group)
-    elif _hook is not None:
-        _hook.reload()
+        ranks.reload_group(hook, group)
+    elif hook is not None:
+        hook.reload()
     return generation()
 
 
 def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:
     """See gemmtuned.graph_replayed."""
-    if _hook is not None and _hook.patches.graphs is not None:
-        _hook.patches.graphs.replayed(graph, times)
+    hook = _hook
+    graphs = hook.patches.graphs if hook is not None else None
+    if graphs is not None:
+        graphs.replayed(graph, times)
 
 
 def _last_flush() -> None:
-    if _hook is not None:
+    hook = _hook
+    if hook is not None:
         try:
-            _hook.stop()
+            hook.stop()
         except Exception as err:
             say(f"the last counts were not written: {err}")
 
@@ -248,18 +270,19 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork() -> None:
-    global _changing
+    global _turns
     paused = _was_paused()
-    _changing = allocate_rlock()
+    _turns = Turns()
     imports.after_fork()
     say_after_fork()
     watch.after_fork()
     phase.after_fork()
     dispatch.after_fork()
     key.after_fork()
-    if _hook is not None:
+    hook = _hook
+    if hook is not None:
         try:
-            _hook.after_fork(paused=paused is not None and paused.flusher is not None)
+            hook.after_fork(paused=paused is not None and paused.flusher is not None)
         except Exception as err:
             say(f"not active in this forked process: {err}")
 

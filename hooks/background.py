@@ -19,11 +19,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import byref, c_int, c_long, c_ulong, c_void_p
 from enum import Enum
-from typing import Any, Final, Protocol
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
-from gemmtuned.configs.unpatched import allocate_lock, sleep
+from gemmtuned.configs.unpatched import allocate_lock, allocate_rlock, sleep
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.native import Native
 
 FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
@@ -86,7 +90,7 @@ class Background:
 
     def __init__(self, parts: Sequence[Part], sleeper: Sleeper) -> None:
         self._parts, self._sleeper = tuple(parts), sleeper
-        self._state = allocate_lock()  # around what follows, for moments
+        self._state = allocate_rlock()  # around what follows, for moments
         self._awake = allocate_lock()  # held by the thread while it does not sleep, and by a fork until it is over
         self._ending = False
         self._thread: int | None = None  # a pthread_t, until it is joined
@@ -94,7 +98,6 @@ class Background:
         self._beginning = False  # `start` has made a thread, and none has begun yet
         self._told = Once()
         self._not_before_s: dict[Part, float] = {}  # of parts that have failed
-        self._body = thread_body(self.run)
 
     def start(self) -> None:
         """Start the thread, or have one that is ending go on. Raises OSError when the system gives us none."""
@@ -105,7 +108,7 @@ class Background:
             self._running = self._beginning = True
         self._join(1.0)  # the previous thread is about to end
         try:
-            thread = _start(self._body)
+            thread = _start(self.run)
         except OSError:
             self._running = self._beginning = False
             raise
@@ -207,14 +210,34 @@ class Background:
                 say(f"an error of ours, the program runs on: {text}")
 
 
-def thread_body(run: Callable[[], None]) -> Any:
-    """A ctypes callback that C calls in a new thread; keep a reference as long as C may call it."""
+_FIRST: Final = 0
+_tickets = count(_FIRST + 1)
+_to_run: dict[int, Callable[[], None]] = {}  # by ticket, in threads that have not begun yet
 
-    def body(_: object) -> int:
+
+def at_first_count(native: Native, run: Callable[[], None] | None) -> bool:
+    """Run this in a thread of its own with the next problem that is new; None: do not.
+
+    True when an earlier one has not run: no problem was new since.
+    """
+    if run is None:
+        not_yet = native.at_first_count(None)
+        _to_run.pop(_FIRST, None)
+        return not_yet
+    _to_run[_FIRST] = run
+    return native.at_first_count(_BODY)
+
+
+def _begin(ticket: int | None) -> int:
+    run = _to_run.pop(ticket or _FIRST, None)
+    if run is None:  # its hook was switched off before it came to run
+        _libc.pthread_detach(c_ulong(_libc.pthread_self()))
+    else:
         run()
-        return 0
+    return 0
 
-    return _Body(body)
+
+_BODY: Final = _Body(_begin)  # for the life of the process: threads return through it when their hook is long gone
 
 
 def _is_the_only_other() -> bool:
@@ -225,8 +248,10 @@ def _is_the_only_other() -> bool:
         return True
 
 
-def _start(body: Any) -> int:
-    """A thread that runs `body`, with the host's signals blocked from its first moment."""
+def _start(run: Callable[[], None]) -> int:
+    """A thread that calls `run`, with the host's signals blocked from its first moment."""
+    ticket = next(_tickets)
+    _to_run[ticket] = run
     blocked, before = (ctypes.create_string_buffer(_SIGSET_BYTES) for _ in range(2))
     _libc.sigfillset(blocked)
     for number in FAULTS:
@@ -234,9 +259,10 @@ def _start(body: Any) -> int:
     thread = c_ulong()
     _libc.pthread_sigmask(signal.SIG_SETMASK, blocked, before)
     try:
-        code = _libc.pthread_create(byref(thread), None, body, None)
+        code = _libc.pthread_create(byref(thread), None, _BODY, c_void_p(ticket))
     finally:
         _libc.pthread_sigmask(signal.SIG_SETMASK, before, None)
     if code:
+        _to_run.pop(ticket, None)
         raise OSError(code, f"no thread to be had: {os.strerror(code)}")
     return thread.value

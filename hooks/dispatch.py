@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
@@ -20,7 +21,7 @@ from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 from gemmtuned.configs.tunable import is_scaled_grouped
-from gemmtuned.configs.unpatched import allocate_lock
+from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks.imports import importing
 
 # Backends that the native hook can run, with its codes (routes.h). 0 is stock torch.
@@ -39,8 +40,9 @@ INVARIANT: Final = (ROWS, "triton", "cuda")  # backends whose batch invariance i
 SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "weight_only")
 
 _idents: dict[bytes, int] = {}
-_solutions: list[bytes] = []  # by ident, packed
-_new_ident = allocate_lock()
+_solutions: dict[int, bytes] = {}  # by ident, packed
+_next_ident = count()
+_new_ident = allocate_rlock()
 
 
 Key = tuple[Problem, str, str]  # problem with padded m, covers, mode
@@ -120,15 +122,16 @@ def ident_of(solution: Solution, packed: bytes | None = None) -> int:
         with _new_ident:
             ident = _idents.get(key)
             if ident is None:
-                _solutions.append(packed if packed is not None else pack(solution))  # before the id: a fork may come
-                ident = _idents[key] = len(_solutions) - 1
+                ident = next(_next_ident)  # a signal's handler may come here in the middle of this
+                _solutions[ident] = packed if packed is not None else pack(solution)  # before the id: a fork may come
+                _idents[key] = ident
     return ident
 
 
 def after_fork() -> None:
     """In a forked child: replace the lock, since a thread that held it does not exist here."""
     global _new_ident
-    _new_ident = allocate_lock()
+    _new_ident = allocate_rlock()
 
 
 def solution_of(ident: int) -> Solution:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import OUTCOMES
-from gemmtuned.configs.unpatched import allocate_lock
+from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.account import Account
-from gemmtuned.hooks.background import Background, Fork, thread_body
+from gemmtuned.hooks.background import Background, Fork, at_first_count
 from gemmtuned.hooks.flush import Flusher, never_again
 from gemmtuned.hooks.housekeeping import keep_house
 from gemmtuned.hooks.patches import Patches
@@ -73,8 +73,7 @@ class Hook:
         )
         self.account = Account(settings, self.library, self.tables, self.patches, self.where, self.selections)
         self._parts: _Parts | None = None
-        self._making = allocate_lock()
-        self._first_count = thread_body(lambda: self.background.run())
+        self._making = allocate_rlock()
 
     @property
     def native(self) -> Native | None:
@@ -104,7 +103,8 @@ class Hook:
         if self._parts is None:
             with self._making:
                 if self._parts is None:
-                    self._parts = self._make_parts()
+                    made = self._make_parts()
+                    self._parts = self._parts or made  # a signal's handler may have made them meanwhile
         return self._parts
 
     @property
@@ -195,7 +195,7 @@ class Hook:
 
     def stop(self) -> None:
         """Last flush; the thread ends."""
-        nothing_counted = self.native is None or self.native.at_first_count(None)
+        nothing_counted = self.native is None or at_first_count(self.native, None)
         if self._parts is None and nothing_counted:  # in a forked child, or when the thread never began
             return
         self.flusher.hurried = True
@@ -231,13 +231,13 @@ class Hook:
         paused: no flush was running in the parent.  If one was inside SQLite, this process inherits its locks for ever.
         """
         parents, self._parts = self._parts, None
-        self._making = allocate_lock()
+        self._making = allocate_rlock()
         self.tables.after_fork()
         self.account.after_fork()
         self.patches.after_fork()
         if parents is None:  # the parent's thread may have been about to begin, but threads are not inherited
             if self.native is not None:
-                self.native.at_first_count(self._first_count)
+                at_first_count(self.native, self._begin)
             return
         _parents.append(parents)
         with suppress(OSError):
@@ -247,7 +247,7 @@ class Hook:
         if not paused and parents.flusher.in_store:
             never_again("it was forked in the middle of a flush")
         if self.native is not None:
-            self.native.at_first_count(self._first_count)
+            at_first_count(self.native, self._begin)
         elif self.patches.look_at_s is not None:  # without the library no call can start the thread that looks for it
             with suppress(OSError):
                 self.background.start()
@@ -273,6 +273,10 @@ class Hook:
             self.selections.loaded()
         self.account.announce()
         return generation
+
+    def _begin(self) -> None:
+        """The life of a thread that C has started."""
+        self.background.run()
 
     # ---- what the program asks for
 

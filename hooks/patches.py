@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invariance
-from gemmtuned.configs.unpatched import allocate_lock
+from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.compiled import Compiled
@@ -49,7 +50,7 @@ class Patches:
         self.look_at_s: float | None = None  # when to look again for the library; of clock.monotonic()
         self.mode = native.OFF  # as it is set
         self._invariant = ""  # who asks for kernels that are the same for every M
-        self._setting = allocate_lock()  # around putting something into torch, and taking it back
+        self._setting = allocate_rlock()  # around putting something into torch, and taking it back
         self._removed = False
         self._told_others = Once()
         self._look_anew_s = 0.0  # of clock.monotonic()
@@ -79,7 +80,7 @@ class Patches:
 
     def after_fork(self) -> None:
         """In a forked child: replace the lock, which the parent may have held."""
-        self._setting = allocate_lock()
+        self._setting = allocate_rlock()
         self.foreign.after_fork()
 
     def look_again(self, now_s: float) -> bool:
@@ -99,13 +100,22 @@ class Patches:
                 return
             self.look_at_s = None
             # the table must not change between giving it to the library and using that
-            with self._tables.swap, self._setting:
-                if self._removed:
-                    return
-                self._install(native.Native(found))
-            self.note = ""
+            self._tables.turns.make(lambda: self._put_in(found))
         except (GemmtunedError, OSError) as err:
             self.note = f"nothing is counted or routed: {err}"
+
+    def _put_in(self, found: Path) -> None:
+        with self._setting:
+            if self._removed:
+                return
+            self._install(native.Native(found))
+            self.note = ""
+            self._stay_removed()
+
+    def _stay_removed(self) -> None:
+        """A finalizer, in the middle of putting something in, may have had it all taken back."""
+        if self._removed:
+            self.remove()
 
     def _install(self, library: native.Native) -> None:
         self._tables.give_to(library)
@@ -138,6 +148,7 @@ class Patches:
             if mode != self.mode and self._library.native is not None and not self._removed:
                 self._library.native.set_mode(mode)
                 self.mode = mode
+                self._stay_removed()
         if self._invariant != before and self.invariant_note():
             tell(log, logging.WARNING, "%s", self.invariant_note())
 

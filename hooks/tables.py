@@ -1,6 +1,6 @@
 """The table in use: published solutions and the user's own rows, given to the native library whole, on probation first.
 
-`swap` is held around each change.  The hook's thread makes changes, and so do callers of gemmtuned.reload() and
+Changes are made one at a time, by `turns`.  The hook's thread makes them, and so do callers of gemmtuned.reload() and
 load_config.
 """
 
@@ -18,7 +18,7 @@ from gemmtuned.configs.packed import Solutions, unpack
 from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
-from gemmtuned.configs.unpatched import allocate_rlock
+from gemmtuned.configs.turns import Turns
 from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.beats import Beats
@@ -69,7 +69,7 @@ class Tables:
         self.beats = Beats()
         self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
         self.user_tables = UserLoader(tuple(tables))
-        self.swap = allocate_rlock()  # re-entrant: a signal handler may ask for a reload during one
+        self.turns = Turns()  # a signal handler may ask for a reload during one
         self._newest: tuple[int, Solutions] | None = None  # generation and solutions, as published
         self._asked_for = tuple(tables)
         self._unchecked = Solutions()
@@ -77,7 +77,7 @@ class Tables:
     def after_fork(self) -> None:
         """In a forked child: replace what the parent's threads may have held."""
         self.beats.after_fork()
-        self.swap = allocate_rlock()
+        self.turns = Turns()
         self.loader = Loader(self._settings.config_dir)
         self.probation.after_fork()
 
@@ -87,7 +87,7 @@ class Tables:
         self.beats.hide()
 
     def give_to(self, native: Native) -> None:
-        """Load the table into a library that is new; the caller holds `swap`."""
+        """Load the table into a library that is new; called during a turn."""
         self.probation.pages = native
         self._put_on_trial(self.table)
         self._load(native, self.table, self._rows(native, self.table))
@@ -122,20 +122,24 @@ class Tables:
     def follow_places(self) -> None:
         """Serve devices that came into use since, and by operators that were registered since."""
         self.beats.follow(self._library.native, self.built_for)
-        if self._newest is not None and not self.is_built():
-            with self.swap:
-                self.use(*self._newest)
+        newest = self._newest
+        if newest is not None and not self.is_built():
+            self.turns.make(lambda: self.use(*(self._newest or newest)))
 
     def reload(self) -> int | None:
-        """Take up the newest table; its generation, or None when there was nothing newer."""
-        with self.swap:
-            loaded = self.loader.load(newer_than=self.table.generation)
-            if loaded is not None and self.refuses(loaded[0]):
-                loaded = None
-            generation = self.use(*loaded) if loaded is not None else None
+        """Take up the newest table; its generation, or None when there was nothing newer.
+
+        None, too, in the middle of a reload by the same thread: then the newest is taken up right after that one.
+        """
+        return self.turns.make(self._reload)
+
+    def _reload(self) -> int | None:
+        loaded = self.loader.load(newer_than=self.table.generation)
+        if loaded is not None and self.refuses(loaded[0]):
+            loaded = None
+        generation = self.use(*loaded) if loaded is not None else None
         if self.user_tables.load() or self._has_answers():
-            with self.swap:
-                generation = self.use(*(self._newest or (self.table.generation, ())))
+            generation = self.use(*(self._newest or (self.table.generation, ())))
         return generation
 
     def _has_answers(self) -> bool:
@@ -152,9 +156,12 @@ class Tables:
 
     def take_rows(self, generation: int, rows: list[str]) -> None:
         """Use the table that another rank has read, even if this rank has read a newer one."""
-        with self.swap:
+
+        def take() -> None:
             if generation != self.table.generation:
                 self.use(generation, Solutions(Solution.from_row(json.loads(row)) for row in rows))
+
+        self.turns.make(take)
 
     def refuses(self, generation: int) -> bool:
         """Whether too many processes of this run have died of this generation; says so once."""
@@ -177,11 +184,10 @@ class Tables:
         if (self._settings.reload_by_ranks and ranks.several()) or not self.refuses(generation):
             return
         self.probation.give_up()
-        with self.swap:
-            self.use(0, ())
+        self.turns.make(lambda: self.use(0, ()))
 
     def use(self, generation: int, solutions: Iterable[Solution]) -> int:
-        """Make these solutions the table in use; the caller holds `swap`."""
+        """Make these solutions the table in use; called during a turn."""
         solutions = solutions if isinstance(solutions, Solutions) else Solutions(solutions)
         places = self._where.in_use()
         users, refused = usable(self.user_tables, solutions, check=self._holds_here)

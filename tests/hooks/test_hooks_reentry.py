@@ -1,0 +1,170 @@
+"""A signal's handler, or a finalizer, comes in the middle of any line of ours, and calls the API itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hooked import Home
+
+from gemmtuned.configs.turns import Turns
+
+# Interrupts every STEP-th event of our code in one call by another call, as a handler would; says what is wrong then.
+INTERRUPTED = """
+import faulthandler, json, os, sys
+from pathlib import Path
+import torch
+import gemmtuned
+from gemmtuned.hooks import activate
+from hooked import LINEAR, publish, published, wait_for
+
+outer, inner, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, rows = Path(os.environ["GEMMTUNED_HOME"]) / "configs", [published(LINEAR, "torch_swap")]
+newest, wrong = 0, []
+layer, x = torch.nn.Linear(16, 8), torch.ones(4, 16)
+
+def published_anew():
+    global newest
+    newest = max(newest, gemmtuned.generation()) + 1
+    publish(folder, rows, newest)
+
+def cycle():
+    gemmtuned.disable()
+    gemmtuned.enable()
+
+def newer():
+    published_anew()
+    gemmtuned.reload()
+
+calls = {"reload": gemmtuned.reload, "newer": newer, "status": gemmtuned.status, "disable": gemmtuned.disable,
+         "cycle": cycle}
+
+def interrupted(at):
+    seen = 0
+    def local(frame, event, arg):
+        nonlocal seen
+        seen += 1
+        if seen == at:
+            sys.settrace(None)
+            calls[inner]()
+        return local
+    def called(frame, event, arg):
+        name = frame.f_globals.get("__name__", "")
+        return local(frame, event, arg) if name.startswith("gemmtuned.") else None
+    if outer == "reload":
+        published_anew()
+    sys.settrace(called)
+    try:
+        calls[outer]()
+    except Exception as err:
+        wrong.append([at, repr(err)])
+    finally:
+        sys.settrace(None)
+    return seen
+
+interrupted(0)
+if not gemmtuned.is_enabled():
+    gemmtuned.enable()
+events = interrupted(0)
+for at in range(1, events + 1, step):
+    faulthandler.dump_traceback_later(20, exit=True)
+    interrupted(at)
+    if not gemmtuned.is_enabled():
+        gemmtuned.enable()
+    sum(s.calls for s in activate.current().drain())
+    layer(x)
+    if sum(s.calls for s in activate.current().drain()) != 1:
+        wrong.append([at, "not counted"])
+    if inner == "newer":
+        used = [gemmtuned.generation(), activate.current().native.generation]
+        if used != [newest, newest]:
+            wrong.append([at, f"{used} in use instead of {newest}"])
+faulthandler.cancel_dump_traceback_later()
+ours = [t for t in os.listdir("/proc/self/task") if t != str(os.getpid())]
+if len(ours) > 1:
+    wait_for(lambda: len(os.listdir("/proc/self/task")) <= 2)  # one of faulthandler's, or ours of before, ends
+print(json.dumps([events, wrong[:9]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "step"),
+    [("reload", "newer", 11), ("status", "disable", 13), ("cycle", "cycle", 29), ("reload", "disable", 31)],
+)
+def test_a_call_that_interrupts_another_is_obeyed_and_leaves_the_newest_in_use(
+    home: Home, outer: str, inner: str, step: int
+) -> None:
+    """It was undone by the one that it had interrupted, raised, waited for itself, or left a second thread."""
+    events, wrong = home.run(
+        INTERRUPTED, outer, inner, str(step), GEMMTUNED_FLUSH_S="3600", GEMMTUNED_RELOAD="manual"
+    ).said
+
+    assert events > 100
+    assert wrong == []
+
+
+def test_a_change_asked_for_in_the_middle_of_one_comes_after_it() -> None:
+    turns, done = Turns(), list[str]()
+
+    def outer() -> str:
+        assert turns.make(lambda: done.append("inner")) is None
+        done.append("outer")
+        return "made"
+
+    assert turns.make(outer) == "made"
+    assert done == ["outer", "inner"]
+
+
+def test_a_change_that_fails_leaves_the_next_its_turn(capfd: pytest.CaptureFixture[str]) -> None:
+    turns, done = Turns(), list[str]()
+
+    def outer() -> None:
+        turns.make(lambda: 1 / 0)
+        turns.make(lambda: done.append("inner"))
+        raise KeyError("its own")
+
+    with pytest.raises(KeyError, match="its own"):
+        turns.make(outer)
+    assert done == ["inner"]
+    assert turns.make(lambda: "next") == "next"
+
+
+def test_changes_of_two_threads_come_one_after_another() -> None:
+    turns, inside, most = Turns(), 0, 0
+
+    def change() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.002)
+        inside -= 1
+
+    threads = [threading.Thread(target=lambda: [turns.make(change) for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_a_thread_that_outlives_its_hook_returns_into_memory_that_is_there(home: Home) -> None:
+    """What C called in it was freed with the hook, where nobody had waited for the thread to begin."""
+    done = home.run(
+        """
+    import gc, gemmtuned
+    from gemmtuned.hooks import background
+
+    class Part:
+        def due_s(self): return float("inf")
+        def turn(self): pass
+
+    for _ in range(40):
+        background.Background([Part()], background.Sleeper()).start()
+    gc.collect()
+    print(1)
+    """,
+        GEMMTUNED="0",
+        AITER_TUNE_GEMM="0",
+    )
+    assert done.said == 1
