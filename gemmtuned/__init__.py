@@ -101,7 +101,7 @@ def ready(timeout: float = 30.0) -> bool:
 
 
 def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
-    """Call `callback(generation)` after each new table is active, from the loader thread.
+    """Call `callback(generation)` after each new table is active, in a thread of its own, one after another.
 
     Returns a function that takes the callback off again.  A table that is active already is not reported.  A server
     sets a flag here and captures its CUDA graphs again in the thread that replays them, between two requests.

@@ -32,62 +32,80 @@ BLIND_POLL_S: Final = 0.5  # the interval while there are no events: no folder y
 MIN_GAP_S: Final = 0.5  # the least time between two reloads, because parsing holds the interpreter lock
 
 log = logging.getLogger("gemmtuned.hooks")
-_subscribers: list[Callable[[int], None]] = []
+
+
+class _Subscriber:
+    """A callback given to on_reload, and the generations that it has not heard of yet.
+
+    Each is called in a thread of its own, one generation after another, since one may take hours: the recapture of
+    CUDA graphs waits until its engine is idle, and no other callback is to wait for that.
+    """
+
+    def __init__(self, callback: Callable[[int], None]) -> None:
+        self._callback = callback
+        self.untold: list[int] = []
+        self._telling = allocate_lock()  # held by the thread that calls it
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever was telling is not here."""
+        self._telling = allocate_lock()
+        self.untold.clear()
+
+    def go_on(self) -> None:
+        """Start the thread that calls it, if something is untold; if none can start, the next turn retries."""
+        if self.untold and not self._telling.locked():
+            with suppress(RuntimeError):
+                threading.Thread(target=self._tell_all, name="gemmtuned-reload", daemon=True).start()
+
+    def _tell_all(self) -> None:
+        while self.untold and self._telling.acquire(blocking=False):  # else the thread that holds it tells this, too
+            try:
+                while self.untold:
+                    self._call(self.untold.pop(0))
+            finally:
+                self._telling.release()
+
+    def _call(self, generation: int) -> None:
+        if self not in _subscribers:  # taken off meanwhile
+            return
+        try:
+            self._callback(generation)
+        except Exception:
+            log.exception("a callback given to on_reload raised generation=%d", generation)
+
+
+_subscribers: list[_Subscriber] = []
 
 
 def subscribe(callback: Callable[[int], None]) -> Callable[[], None]:
     """See gemmtuned.on_reload."""
     if not callable(callback):
         raise TypeError(f"on_reload takes a function of one argument, the generation; got {callback!r}")
-    _subscribers.append(callback)
+    subscriber = _Subscriber(callback)
+    _subscribers.append(subscriber)
 
     def off() -> None:
-        if callback in _subscribers:
-            _subscribers.remove(callback)
+        with suppress(ValueError):  # a second time
+            _subscribers.remove(subscriber)
 
     return off
 
 
-_untold: list[int] = []  # generations that the subscribers have not heard of yet
-_telling = allocate_lock()  # one thread tells them at a time
-
-
 def after_fork() -> None:
     """In a forked child: whoever was telling is not here."""
-    global _telling
-    _telling = allocate_lock()
-    _untold.clear()
+    for subscriber in _subscribers:
+        subscriber.after_fork()
 
 
 def _tell_subscribers(generation: int) -> None:
-    """Call the callbacks in a thread of their own, since one may take long, or use what only such threads can."""
-    if _subscribers:
-        _untold.append(generation)
+    for subscriber in tuple(_subscribers):
+        subscriber.untold.append(generation)
     _go_on_telling()
 
 
 def _go_on_telling() -> None:
-    """Start the thread that calls the callbacks, if something is untold; if none can start, the next turn retries."""
-    if _untold and not _telling.locked():
-        with suppress(RuntimeError):
-            threading.Thread(target=_tell_all, name="gemmtuned-reload", daemon=True).start()
-
-
-def _tell_all() -> None:
-    while _untold and _telling.acquire(blocking=False):  # else the thread that holds it tells this one, too
-        try:
-            while _untold:
-                _call_all(_untold.pop(0))
-        finally:
-            _telling.release()
-
-
-def _call_all(generation: int) -> None:
-    for callback in tuple(_subscribers):
-        try:
-            callback(generation)
-        except Exception:  # noqa: PERF203
-            log.exception("a callback given to on_reload raised generation=%d", generation)
+    for subscriber in tuple(_subscribers):
+        subscriber.go_on()
 
 
 class Loader:

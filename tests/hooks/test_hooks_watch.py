@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -350,6 +351,46 @@ def test_a_callback_for_which_no_thread_is_to_be_had_is_called_later(
     off()
 
     assert len(refused) == 2
+
+
+def test_a_callback_that_takes_its_time_keeps_no_other_waiting_and_hears_of_each_generation_in_turn() -> None:
+    """GEMMTUNED_RECAPTURE=idle waits in one for a pause of the engine: a server's own heard of nothing until then."""
+    slow_may_end, slow, quick = threading.Event(), list[int](), list[int]()
+
+    def takes_its_time(generation: int) -> None:
+        assert slow_may_end.wait(20)
+        slow.append(generation)
+
+    off = [watch.subscribe(takes_its_time), watch.subscribe(quick.append)]
+    try:
+        for generation in (1, 2, 3):
+            watch._tell_subscribers(generation)
+        wait_for(lambda: quick == [1, 2, 3])
+        assert slow == []
+        slow_may_end.set()
+        wait_for(lambda: slow == [1, 2, 3])
+    finally:
+        slow_may_end.set()
+        for each in off:
+            each()
+
+
+def test_a_callback_that_was_taken_off_is_not_called_for_what_waits() -> None:
+    may_end, told = threading.Event(), list[int]()
+
+    def once(generation: int) -> None:
+        told.append(generation)
+        assert may_end.wait(20)
+
+    off = watch.subscribe(once)
+    watch._tell_subscribers(1)
+    watch._tell_subscribers(2)
+    wait_for(lambda: told == [1])
+    off()
+    off()
+    may_end.set()
+    wait_for(lambda: not any(thread.name == "gemmtuned-reload" for thread in threading.enumerate()))
+    assert told == [1]
 
 
 def test_stopping_ends_the_thread_and_gives_its_descriptor_back(program: Program) -> None:
