@@ -51,4 +51,4 @@ def scaled_int_product_into(
 
 def plain_rows(t: Tensor) -> Tensor:
     """Row after row without gaps; `contiguous()` leaves the strides of sides of one element as they are."""
-    return t if t.stride() == (t.shape[1], 1) else torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)
+    return t if t.stride() == (t.shape[1], 1) else t.clone(memory_format=torch.contiguous_format)

@@ -83,7 +83,7 @@ def codes_of(what: str, packed: Tensor) -> Tensor:
     """[rows, K/2] of bytes."""
     if tensor(what, packed).dim() != 2 or packed.dtype not in (torch.uint8, PACKED_FP4):
         raise GemmtunedError(f"{what} is {tuple(packed.shape)} of {packed.dtype}, expected [rows, K/2] of torch.uint8")
-    return packed.view(torch.uint8)
+    return _as_bytes(packed)
 
 
 def powers_of(what: str, scale: Tensor, codes: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def powers_of(what: str, scale: Tensor, codes: Tensor) -> Tensor:
             f"{what} is {tuple(scale.shape)} of {scale.dtype}, expected [{rows}, {k} / {GROUP_FP4}] of bytes (e8m0)"
         )
     _check_device(what, scale, codes)
-    return scale.view(torch.uint8)
+    return _as_bytes(scale)
 
 
 def wants_derivatives(*given: Tensor | None) -> bool:
@@ -103,6 +103,11 @@ def wants_derivatives(*given: Tensor | None) -> bool:
     if forward_ad._current_level >= 0:
         return True
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+
+
+def _as_bytes(t: Tensor) -> Tensor:
+    """Bytes as they are: torch.jit cannot trace a view of another type, so only who has such a type pays for it."""
+    return t if t.dtype == torch.uint8 else t.view(torch.uint8)
 
 
 def _check_device(what: str, t: Tensor, of: Tensor) -> None:

@@ -231,3 +231,21 @@ def test_batches_of_8_bits_under_autocast_of_another_type(dtype: torch.dtype, au
     with torch.autocast("cpu", autocast):
         found = ops.batched_gemm_a8w8(x, w, of_x, of_w, dtype=dtype), compiled(x, w, of_x, of_w, dtype=dtype)
     assert all(torch.equal(y, right) and y.dtype == dtype for y in found)
+
+
+@pytest.mark.parametrize("name", ["a4w4", "mxfp4", "int4", "zeros"])
+def test_bytes_of_4_bit_numbers_are_traced(name: str) -> None:
+    """As a16w8 and fused_moe are: torch.jit cannot trace a view of bytes as bytes."""
+    groups, zeros = torch.rand(32, 8, generator=RANDOM), torch.full((32, 8), 3.0)
+    call, given = {
+        "a4w4": (ops.gemm_a4w4, (W4[:4], W4, POWERS[:4], POWERS)), "mxfp4": (ops.gemm_a16w4, (X16, W4, POWERS)),
+        "int4": (ops.gemm_a16w4, (X16, W4, groups)), "zeros": (ops.gemm_a16w4, (X16, W4, groups, zeros)),
+    }[name]  # fmt: skip
+    traced: Any = torch.jit.trace(lambda *o: call(*o), given, check_trace=False)
+    assert torch.equal(traced(*given), call(*given))
+
+
+def test_scales_of_one_kind_each_are_mapped() -> None:
+    of_x, of_w = torch.rand(3, 1, generator=RANDOM), torch.rand(32, generator=RANDOM)
+    y = torch.func.vmap(lambda s: ops.gemm_a8w8(X, W, s, of_w))(of_x)
+    assert torch.equal(y, torch.stack([ops.gemm_a8w8(X, W, s, of_w) for s in of_x]))
