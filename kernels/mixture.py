@@ -243,7 +243,10 @@ def _of_e2m1(codes: Tensor) -> Tensor:
 def _of_e8m0(scale: Tensor) -> Tensor:
     """2^(b - 127) in fp32, bit for bit: 0 is the smallest, which has an exponent of its own, and 255 is NaN."""
     codes = scale.int()
-    powers = torch.where(codes == 0, 0x00400000, codes << 23).view(torch.float32)
+    if torch._C._get_tracing_state() is not None:  # torch.jit cannot trace a view of another type
+        powers = torch.exp2(codes.double() - 127).float()
+    else:
+        powers = torch.where(codes == 0, 0x00400000, codes << 23).view(torch.float32)
     return torch.where(codes == 255, torch.nan, powers)
 
 
