@@ -315,9 +315,12 @@ def test_the_last_row_of_a_file_that_was_cut_is_told() -> None:
     cut = read_lines([header, "8,8,8,False,bf16\n", "16,640,10"], name="untuned_gemm.csv")
     whole = read_lines([header, "16,640,1024,False,bf16"], name="untuned_gemm.csv")
 
+    last = read_lines([header, "8,8,8,False,bf16\n", "16,640,1024,False"], name="untuned_gemm.csv")
+
     assert cut.complaints == [
         "untuned_gemm.csv line 3, it ends after 3 of 5 cells and without a line end: the file was cut there"
     ]
+    assert len(last.complaints) == 1 and "it ends after 4 of 5 cells" in last.complaints[0], "its type is in doubt"
     assert whole.notes == ["untuned_gemm.csv line 2: the last row has no line end; read as it stands"]
 
 

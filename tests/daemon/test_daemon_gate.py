@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -197,3 +198,15 @@ def test_a_large_problem_has_as_many_calls_of_a_small_one(monkeypatch: pytest.Mo
     assert backend.small is not None
     assert (backend.small.m, backend.small.n % 32, backend.small.k % 64) == (16, 520 % 32, 1032 % 64)
     assert backend.small.flops < problem.flops / 100
+
+
+def test_a_first_result_that_is_overwritten_after_a_hundred_calls_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred buffers in turn none comes again among the results that are looked at together."""
+    monkeypatch.setattr(last_check, "PAUSE_S", 0.0)
+    problem = Problem(m=3, n=8, k=16, dtype="fp32", threads=2)
+    ring = [torch.empty(3, 8) for _ in range(100)]
+    calls = itertools.count()
+    kernel = StatelessKernel(lambda x, w, bias=None: ring[next(calls) % 100].copy_(x @ w))
+    default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
+    with as_called(problem), pytest.raises(last_check.Wrong, match="its first result was overwritten by one of"):
+        check_often(Subject.of(problem, kernel, default, CPU), 0.05)

@@ -56,6 +56,7 @@ def test_a_right_kernel_passes_with_its_error_told():
         (planted.writes_operand, "randn seed=1: it writes into its operands"),
         (planted.writes_beside, "padded seed=1: it writes into its operands or beside them"),
         (planted.static(), "shares memory"),
+        (planted.windows(), "shares memory"),
         (planted.KeepsWeight(), "weight edited in place"),
         (planted.KeepsByAddress(), "error r=|weight edited in place"),
     ],

@@ -56,15 +56,16 @@ def test_renewed_lease_is_not_taken(store: Store) -> None:
 
 
 def test_what_was_asked_for_and_not_waited_for_is_forgotten_unless_it_was_called_or_waited_before(store: Store) -> None:
-    called, before, asked = problem(1), problem(2), problem(3)
+    called, before, asked, later = problem(1), problem(2), problem(3), problem(4)
     store.add_sightings("r", NEW, [saw(called)], now_s=T)
+    store.add_sightings("r", NEW, [saw(later)], now_s=T + 1)
     for n, one in enumerate((before, asked)):
         work = store.lease_next("a:1", NEW, now_s=T + n, hold_s=60, problems=[one, called])
         assert work is not None
         store.release(work, now_s=T + n, counted=False)
 
-    assert store.unask([called, before, asked], since_s=T + 1) == 1
-    assert set(store.states([called, before, asked], NEW, now_s=T + 2)) == {called, before}
+    assert store.unask([called, before, asked, later], since_s=T + 1) == 1
+    assert set(store.states([called, before, asked, later], NEW, now_s=T + 2)) == {called, before, later}
 
 
 def test_a_lease_from_the_future_is_void_after_the_clock_went_back(store: Store) -> None:

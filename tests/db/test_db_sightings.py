@@ -115,6 +115,19 @@ def test_old_hours_are_rolled_up_into_days_and_the_sums_stay(store: Store) -> No
     assert store.check() == []
 
 
+def test_hours_of_a_day_that_ended_less_than_a_day_ago_stay(store: Store) -> None:
+    """The last figures are by the hour; of the day before yesterday, which ended 32 hours ago, one row is left."""
+    today_s = T - T % DAY
+    for hour in range(48):
+        store.add_sightings("r", NEW, [saw(problem(), 1)], now_s=today_s - 2 * DAY + hour * HOUR)
+
+    assert store.roll_up(now_s=T)
+    with closing(sqlite3.connect(store.path)) as conn:
+        rows = conn.execute("SELECT hour, calls FROM sighting ORDER BY hour").fetchall()
+    of_yesterday = int(today_s // HOUR) - 24
+    assert rows == [(of_yesterday - 24, 24), *((of_yesterday + hour, 1) for hour in range(24))]
+
+
 def steps_of_a_roll_up(folder: Path, hours: int) -> int:
     """Thousands of SQLite's instructions that it takes to roll up so many hours of one problem."""
     store = open_store(folder)

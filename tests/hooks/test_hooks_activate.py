@@ -339,7 +339,7 @@ def test_a_child_of_a_fork_by_c_is_told_by_its_server_alone_and_counts(home: Hom
     """uWSGI and others that embed Python fork by themselves, and tell Python so in the child."""
     done = home.run(
         """
-        import ctypes, json, os, sys, time, torch, gemmtuned
+        import ctypes, json, os, time, torch, gemmtuned
         from hooked import opened, wait_for
         from gemmtuned.hooks.activate import current
         x, w = torch.ones(4, 16), torch.ones(16, 8)
@@ -349,10 +349,8 @@ def test_a_child_of_a_fork_by_c_is_told_by_its_server_alone_and_counts(home: Hom
         if os.fork() == 0:  # as one that Python did before: what was noted for it is no word on the next
             os._exit(0)
         os.wait()
-        sys.setswitchinterval(3600)  # or the child may wait for a thread that asked for the GIL before the fork
         if ctypes.PyDLL(None).fork() == 0:
             ctypes.pythonapi.PyOS_AfterFork_Child()
-            sys.setswitchinterval(0.005)
             fds = [where for where in opened().values() if "inotify" in where]
             for _ in range(7):
                 torch.mm(x, w)

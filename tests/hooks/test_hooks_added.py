@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hooked import Home, publish, published
 
 from gemmtuned.configs.problem import Problem
@@ -66,3 +67,13 @@ def test_every_form_of_c_and_batches_of_one_are_served(home: Home) -> None:
     hits = {problem: calls for (problem, outcome), calls in home.counts().items() if outcome == "exact"}
     assert hits == {str(dense): 2 * 19 + 10, str(batched): 2 * 19}
     assert {problem for problem, _ in home.counts()} == {str(dense), str(batched)}
+
+
+@pytest.mark.parametrize("backend", ["onednn", "torch_mv"])
+def test_a_row_of_a_backend_that_adds_no_c_serves_no_such_call(home: Home, backend: str) -> None:
+    """No search finds one; a table that somebody has written may have it, and its results would lack C."""
+    rows = [Problem(family="dense_add", m=m, n=8, k=16, dtype="fp32", threads=2) for m in (1, 4)]
+    publish(home.path / "configs", [published(p, backend) for p in rows], generation=1)
+
+    assert home.run(PROGRAM).said == 5, "torch's own errors"
+    assert not [outcome for _, outcome in home.counts() if outcome == "exact"]

@@ -169,6 +169,32 @@ def test_without_a_packed_solution_a_frozen_layer_takes_the_plain_one_and_then_t
     ]  # fmt: skip
 
 
+def test_where_the_program_has_switched_onednn_off_it_multiplies_nothing(home: Home) -> None:
+    """Neither by a packed weight nor by a plain one."""
+    home.path.mkdir()
+    publish(home.path / "configs", [published(PACKED, "onednn_packed"), published(replace(LINEAR, m=6), "onednn")], 1)
+    done = home.run(
+        START
+        + """
+    def outcomes():
+        m(x), torch.mm(torch.cat([x, x[:2]]), torch.ones(8, 16).t())
+        return sorted(key.rpartition(" ")[2] for key in counts())
+
+    with torch.no_grad():
+        m = model()
+        gemmtuned.freeze(m)
+        counts()
+        said = [outcomes()]
+        with torch.backends.mkldnn.flags(enabled=False):
+            said.append(outcomes())
+            said.append(torch.equal(m(x), nn.functional.linear(x, m[0].weight, m[0].bias)))
+    print(json.dumps(said))
+    """,
+        GEMMTUNED_RELOAD="manual",
+    )
+    assert done.said == [["exact", "exact"], ["miss", "miss"], True]
+
+
 def test_training_autocast_and_errors_are_torchs_own(home: Home) -> None:
     home.path.mkdir()
     publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)

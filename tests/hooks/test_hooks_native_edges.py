@@ -109,3 +109,23 @@ def test_the_first_problems_of_a_process_are_made_once_and_no_more_than_those(mo
     assert [p.m for p in first] == [1, 2, 3] and first == again
     assert [one is other for one, other in zip(first, again, strict=True)] == [True, True, False]
     assert len(records._known) == 2
+
+
+def test_a_product_of_no_size_is_torchs_own_and_no_problem(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch
+        from gemmtuned.hooks import activate
+
+        hook = activate.current()
+        hook.flusher.stop()
+        sums = []
+        for m, n, k in ((4, 8, 0), (0, 8, 16), (4, 0, 16)):
+            x, w = torch.ones(m, k), torch.ones(k, n)
+            for y in (torch.mm(x, w), torch.addmm(torch.zeros(n), x, w), torch.bmm(x[None], w[None])[0]):
+                assert y.shape == (m, n)
+                sums.append(y.sum().item())
+        print(json.dumps([sums, len(list(hook.native.drain()))]))
+        """
+    )
+    assert done.said == [[0.0] * 9, 0]

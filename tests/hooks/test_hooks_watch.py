@@ -327,6 +327,28 @@ def test_the_watcher_outlives_errors_in_callbacks_and_loads(
     assert caplog.text.count("the server's own mistake") >= 1
 
 
+def test_a_load_that_fails_again_and_again_is_told_once(
+    running: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    say.begin()
+    watched(running)
+    tried: list[int] = []
+
+    def fails(newer_than: int) -> None:
+        tried.append(newer_than)
+        raise ValueError("a row of no sense")
+
+    monkeypatch.setattr(running.loader, "load", fails)
+    for generation in (1, 2, 3):
+        publish(running.loader.folder, ROWS, generation)
+        wait_for(lambda generation=generation: len(tried) >= generation)
+    monkeypatch.undo()
+    publish(running.loader.folder, ROWS, 4)
+    running.reaches(4)
+
+    assert capfd.readouterr().err.count("reload failed") == 1
+
+
 def test_a_callback_for_which_no_thread_is_to_be_had_is_called_later(
     running: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

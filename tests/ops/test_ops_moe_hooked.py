@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from command_line import says
 from hooked import HERE, Home, publish, published
 
 from gemmtuned.configs import aiter_rows
@@ -237,12 +238,12 @@ def test_the_whole_loop_from_a_count_to_a_verdict(home: Home) -> None:
     after = home.run(QUANTISED, "1", str(WAITING)).said
     assert after == pytest.approx(before, rel=1e-2)
     assert {text: home.counts()[text, "exact"] for text in texts} == dict.fromkeys(texts, 5)
-    rows = json.loads(command(home, "coverage", "--by", "problem", "--json").stdout)["rows"]
+    rows = json.loads(says(home.path, "coverage", "--by", "problem", "--json").stdout)["rows"]
     reached = {row["problem"]: (row["exact_calls"], row["missed_calls"]) for row in rows}
     assert reached == {str(LAYER): (0, 5), **dict.fromkeys(texts, (5, 5))}
-    gains = json.loads(command(home, "gains", "--json").stdout)["rows"]
+    gains = json.loads(says(home.path, "gains", "--json").stdout)["rows"]
     assert {row["problem"] for row in gains} >= {text for text in texts if solved[text] == "published"}
-    assert json.loads(command(home, "untuned", "--json").stdout)["states"]["untunable"] == 0
+    assert json.loads(says(home.path, "untuned", "--json").stdout)["states"]["untunable"] == 0
 
 
 def command(home: Home, *words: str) -> subprocess.CompletedProcess[str]:

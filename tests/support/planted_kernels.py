@@ -166,6 +166,24 @@ def static() -> Kernel:
     return StatelessKernel(_Static())
 
 
+class _Windows:
+    """Gives its results in memory that is not torch's, the second one row into the first: two storages, one memory."""
+
+    def __init__(self) -> None:
+        self.memory, self.calls = bytearray(1 << 16), 0
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = right(a, b, bias)
+        row = y.stride(0) * y.element_size()
+        mine = torch.frombuffer(self.memory, dtype=y.dtype, count=y.numel(), offset=self.calls % 2 * row).view(y.shape)
+        self.calls += 1
+        return mine.copy_(y)
+
+
+def windows() -> Kernel:
+    return StatelessKernel(_Windows())
+
+
 def now_and_then() -> Kernel:
     return StatelessKernel(_NowAndThen())
 

@@ -100,11 +100,12 @@ class SideBySide:
                     ended = bool(wait([fork.ended], 0))  # looked at first: what it has said before is in the line
                     while fork.line.poll():
                         try:
-                            kind, *what = fork.line.recv()
+                            said = fork.line.recv()
                         except (EOFError, ConnectionResetError):
                             break
-                        _heard(session, kind, what)
-                        if kind == "done":
+                        for kind, *what in said:
+                            _heard(session, kind, what)
+                        if fork.told:  # the last of all are of what was torn down in the end
                             fork.told.popleft()
                             self._tell(fork, files, forks)
                     if ended:
@@ -168,6 +169,7 @@ class SideBySide:
             item = session.items[fork.told.popleft()]
             said = f"the process that ran {item.nodeid} ended with {status} (negative: by this signal)"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")
+            session.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
             session.config.hook.pytest_runtest_logreport(report=report)
         rest = [*fork.told, *fork.left]
         if rest:
@@ -208,18 +210,25 @@ def _heard(session: pytest.Session, kind: str, what: list[Any]) -> None:
 
 
 class _Says:
-    """What a fork reports, its parent hears."""
+    """What a fork reports, its parent hears: all of a test at once, when it is over."""
 
     def __init__(self, config: pytest.Config, line: Connection) -> None:
         self._config, self._line = config, line
         self._heard_it_all = False
+        self._said: list[tuple[Any, ...]] = []
+
+    def tell(self) -> None:
+        self._line.send(self._said)
+        self._said = []
 
     def pytest_runtest_logstart(self) -> None:
         """From here on warnings are this fork's: pytest tells each new plugin those that were before."""
         self._heard_it_all = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._line.send(("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report)))
+        self._said.append(
+            ("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+        )
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
@@ -233,7 +242,7 @@ class _Says:
             category = UserWarning
         facts = {"message": str(warning_message.message), "category": category}
         facts |= {"filename": warning_message.filename, "lineno": warning_message.lineno}
-        self._line.send(("warning", facts, when, nodeid, location))
+        self._said.append(("warning", facts, when, nodeid, location))
 
 
 def _become(session: pytest.Session, name: str) -> None:
@@ -256,16 +265,19 @@ def _become(session: pytest.Session, name: str) -> None:
 def _work(session: pytest.Session, line: Connection) -> None:
     """Run what comes over the line, until there is nothing more; where the parent is gone, too."""
     config = session.config
-    config.pluginmanager.register(_Says(config, line), "says")
+    says = _Says(config, line)
+    config.pluginmanager.register(says, "says")
     try:
         at = line.recv()
         while at is not None:
             after = line.recv()
             following = None if after is None else session.items[after]
             config.hook.pytest_runtest_protocol(item=session.items[at], nextitem=following)
-            line.send(("done",))
+            says.tell()
             at = after
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:
         session._setupstate.teardown_exact(None)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            says.tell()
