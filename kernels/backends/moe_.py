@@ -51,7 +51,12 @@ class MoeGrouped:
         MOE.check(problem)
         how = how_of(problem)
         if how.quant == "none":
-            return MixtureKernel(lambda o: mixture.grouped(o, how))
+
+            def takes(o: Operands) -> Tensor | None:
+                """Torch's grouped product refuses weights of other strides, which is no fault of the solution."""
+                return mixture.grouped(o, how) if o.w1.is_contiguous() and o.w2.is_contiguous() else None
+
+            return MixtureKernel(lambda o: mixture.grouped(o, how), takes)
         return MixtureKernel(lambda o: mixture.grouped(*mixture.visited(o, how)))
 
 

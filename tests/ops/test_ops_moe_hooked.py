@@ -184,6 +184,18 @@ def test_ids_of_64_bits_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert kernel.served(replace(o, w1=w1.mT.contiguous().mT)) is None
 
 
+def test_weights_of_other_strides_are_left_by_the_grouped_form() -> None:
+    """Torch's grouped product refuses them; an error would withdraw the solution for everybody."""
+    problem = Problem.parse("moe:bf16:3x64x64,threads=1,experts=4,topk=2,inter=32,act=silu_gated")
+    kernel = BACKENDS["moe_grouped"].prepare(next(BACKENDS["moe_grouped"].candidates(problem)), problem)
+    x, w1, w2 = (torch.randn(size).bfloat16() for size in ((3, 64), (4, 64, 64), (4, 64, 32)))
+    o = Operands(x=x, w1=w1, w2=w2, weights=torch.rand(3, 2), ids=torch.tensor([[0, 1], [2, 3], [3, -1]]))
+    assert kernel.served(o) is not None
+    wide = w1.repeat_interleave(2, 2)[..., ::2]
+    assert torch.equal(wide, w1) and kernel.served(replace(o, w1=wide)) is None
+    assert kernel.served(replace(o, w2=w2.repeat_interleave(2, 2)[..., ::2])) is None
+
+
 QUANTISED = """
 import json, sys, torch
 from hooked import wait_for
