@@ -62,7 +62,7 @@ def row_of(op: str, bias: Tensor, w: Tensor) -> Tensor:
 def scale_of(what: str, scale: Tensor, of: Tensor, many: int) -> Tensor:
     """In fp32, as it lies: one number, or `many` in a row or a column."""
     found = tensor(what, scale)
-    is_line = sum(side != 1 for side in found.shape) <= 1
+    is_line = len([side for side in found.shape if side != 1]) <= 1  # torch 2.11 cannot add up unknown comparisons
     if (found.numel() != 1 and found.numel() != many) or not found.is_floating_point() or not is_line:
         raise GemmtunedError(
             f"{what} is {tuple(found.shape)} of {found.dtype}, expected one float or {many} of them, one for each row"

@@ -149,7 +149,7 @@ class Case:
         store.close()
 
     def check(self, said: str) -> None:
-        missing = self.before - in_use(self.home) - {str(name) for name in self.noted("withdrawn")}
+        missing = self.before - in_use(self.home) - {str(noted) for noted in self.noted("withdrawn")}
         assert not missing, f"{said}: {len(missing)} of {len(self.before)} solutions are gone"
         store = Store(self.settings.db, locks=self.settings.locks)
         try:

@@ -339,9 +339,10 @@ def test_a_child_of_a_fork_by_c_is_told_by_its_server_alone_and_counts(home: Hom
     """uWSGI and others that embed Python fork by themselves, and tell Python so in the child."""
     done = home.run(
         """
-        import ctypes, json, os, time, torch, gemmtuned
+        import ctypes, json, os, sys, time, torch, gemmtuned
         from hooked import opened, wait_for
         from gemmtuned.hooks.activate import current
+        sys.setswitchinterval(3600)  # or the child may wait for a thread that asked for the GIL before the fork
         x, w = torch.ones(4, 16), torch.ones(16, 8)
         torch.mm(x, w)
         flusher = current().flusher
