@@ -170,9 +170,30 @@ inline void bind_context(int device) {
   d.check(d.cuCtxSetCurrent(context), "cuCtxSetCurrent");
 }
 
+// The stream's CUstream, of torch before 2.11, whose streams do not tell it.
+inline Handle handle_by_device(int device) {
+  using Get = int (*)(int32_t, void**);  // aoti_torch_get_current_cuda_stream of torch's inductor/aoti_torch/c/shim.h
+  static const Get get = [] {
+    void* lib = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+    TORCH_CHECK(lib, "libtorch_cuda.so is not loaded");
+    Get found = nullptr;
+    find_symbol(lib, "libtorch_cuda.so", found, "aoti_torch_get_current_cuda_stream");
+    return found;
+  }();
+  Handle stream = nullptr;
+  TORCH_CHECK(get(device, &stream) == 0, "torch tells no current stream of GPU ", device);
+  return stream;
+}
+
+template <class Stream>
+Handle handle_of(const Stream& stream) {
+  if constexpr (requires { stream.native_handle(); }) return stream.native_handle();
+  else return handle_by_device(stream.device_index());
+}
+
 inline Handle current_stream(int device) {
   const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-  return guard.getStream(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device))).native_handle();
+  return handle_of(guard.getStream(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device))));
 }
 
 // The graph capture that a stream is part of: its number, 0 when it is part of none, and the graph as far as it is recorded.
