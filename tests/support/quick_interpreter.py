@@ -24,7 +24,10 @@ def make_quick() -> None:
 
 
 def _patch_once() -> None:
-    plain = interpreter._patch_lang
+    plain, nothing = (
+        interpreter._patch_lang,
+        getattr(interpreter, "_LangPatchScope", lambda: None),
+    )  # from Triton 3.6 on
     langs_of = {}  # by the globals of a file
 
     def patch_lang(fn):
@@ -34,7 +37,7 @@ def _patch_once() -> None:
             langs_of[key] = [module for module in modules if module in (tl, tl.core)]
         langs = langs_of[key]
         if langs and not any(tl.core.is_builtin(lang.load) for lang in langs):
-            return interpreter._LangPatchScope()  # all are in place; there is nothing to put back
+            return nothing()  # all are in place; there is nothing to put back
         return plain(fn)
 
     interpreter._patch_lang = patch_lang
