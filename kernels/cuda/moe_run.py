@@ -183,4 +183,4 @@ def _likeliest(layer: Experts, stage: int, most: int, kept: bool) -> Stage:
 
 _loaded: dict[tuple[Experts, int, tuple[Stage, Stage] | None, int], Launches | None] = {}
 _look_at_s: dict[tuple[Experts, int, tuple[Stage, Stage] | None, int], float] = {}
-_making = threading.Lock()
+_making = threading.RLock()  # a handler of a signal may call in the middle

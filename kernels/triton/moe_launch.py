@@ -140,4 +140,4 @@ def _codes(w: Tensor) -> Tensor:
 
 
 _loaded: dict[tuple[Experts, Tile, Tile, int], Launches | None] = {}
-_making = threading.Lock()
+_making = threading.RLock()  # a handler of a signal may call in the middle

@@ -58,6 +58,13 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
     assert is_right(config(*shape, kind=kind, bias=sum(shape) % 3 != 0, out=out))
 
 
+def test_every_code_is_the_number_that_torch_takes_it_for() -> None:
+    """The kernel turns codes of e4m3 into fp16 itself."""
+    one = config(*SHAPES[4], kind="ROW", bias=False, out="fp16")
+    assert is_right(one, codes=True)
+    assert not is_right(one, codes=True, change=("cvt.rn.f16x2.e4m3x2 %1, high", "cvt.rn.f16x2.e4m3x2 %1, low"))
+
+
 @pytest.mark.part(2)
 @pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 5, 7)], ids=str)
 def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:

@@ -81,6 +81,11 @@ def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ..
     assert torch.equal(y, exact), one
 
 
+def test_every_code_is_the_number_that_torch_takes_it_for() -> None:
+    y, exact = run(config(*SHAPES[3], kind="ROW", promoted=False, bias=False, out="fp16"), kernel.KERNEL, codes=True)
+    assert torch.equal(y, exact)
+
+
 @pytest.mark.part(4)
 @pytest.mark.parametrize("shape", [*(SHAPES[i] for i in (1, 6, 8, 9, 13)), ACROSS], ids=str)
 def test_scales_of_blocks_may_lie_by_token(shape: tuple[int, ...]) -> None:

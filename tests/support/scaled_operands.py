@@ -32,6 +32,17 @@ def whole_numbers(rows: int, columns: int, *, apart: int, seed: int, int8: bool 
     return flat.as_strided((rows, columns), (ld, 1))
 
 
+def every_code(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x [m, k], of a single 1 in each row; w [n, k] of all codes of e4m3 but NaN): each code by itself is a result."""
+    good = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
+    at = torch.arange(m) * (k // m)
+    x = torch.zeros(m, k)
+    x[torch.arange(m), at] = 1
+    codes = (torch.arange(n)[:, None] + 61 * torch.arange(k)) % len(good)
+    assert codes[:, at].unique().numel() == len(good), "too few results for every code"
+    return x.to(torch.float8_e4m3fn), good[codes].view(torch.float8_e4m3fn)
+
+
 def powers(*shape: int, seed: int) -> torch.Tensor:
     """Scales by which whole numbers stay exact, neighbours far apart, some negative."""
     found = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed))
@@ -70,11 +81,12 @@ def as_given(one: Any, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int)
 
 
 def run(
-    one: Any, kernel: CudaKernel, *, change: tuple[str, str] = ("", ""), huge: bool = False, **turns: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+    one: Any, kernel: CudaKernel, *, change: tuple[str, str] = ("", ""), huge: bool = False, codes: bool = False,
+    **turns: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(Y, what it should be) of a configuration of this kernel; change: of its source.
 
-    huge: of int8, sums of each half of K are too large for fp32, but not both together.
+    huge: of int8, sums of each half of K are too large for fp32, but not both together.  codes: see every_code.
     """
     int8 = getattr(one, "int8", False)
     x = whole_numbers(one.m, one.k, apart=16, seed=1, int8=int8)
@@ -82,6 +94,9 @@ def run(
     if huge:
         x[:], w[:, : one.k // 2], w[:, one.k // 2 :] = 127, 127, -127
         w[:, 1] -= torch.arange(one.n).remainder(5)  # by 127 times this much
+    if codes:
+        for to, drawn in zip((x, w), every_code(one.m, one.n, one.k), strict=True):
+            to.copy_(drawn)
     sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
     bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
     y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
