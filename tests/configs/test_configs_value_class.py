@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -13,64 +14,49 @@ import pytest
 from gemmtuned.configs.value_class import value_class
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A point."""
+def point_of(decorator: Callable[[type], Any], name: str) -> Any:
+    class Point:
+        """A point."""
 
-    x: int
-    y: str = "y"
-    seen: tuple[int, ...] = field(default=(), compare=False)
-    told: dict[str, int] = field(default_factory=dict, hash=False, repr=False)
+        x: int
+        y: str = "y"
+        seen: tuple[int, ...] = field(default=(), compare=False)
+        told: dict[str, int] = field(default_factory=dict, hash=False, repr=False)
 
-    @property
-    def both(self) -> str:
-        return f"{self.x}{self.y}"
+        @property
+        def both(self) -> str:
+            return f"{self.x}{self.y}"
 
-
-@value_class
-class Light:
-    """A point."""
-
-    x: int
-    y: str = "y"
-    seen: tuple[int, ...] = field(default=(), compare=False)
-    told: dict[str, int] = field(default_factory=dict, hash=False, repr=False)
-
-    @property
-    def both(self) -> str:
-        return f"{self.x}{self.y}"
+    return decorator(named(Point, name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainKeys:
-    """Has a function of its own that fills and refuses, and its own words."""
+def keys_of(decorator: Callable[[type], Any], name: str) -> Any:
+    class Keys:
+        """Has a function of its own that fills and refuses, and its own words."""
 
-    b: int
-    a: int = 0
+        b: int
+        a: int = 0
 
-    def __post_init__(self) -> None:
-        if self.b < 0:
-            raise ValueError("b")
-        object.__setattr__(self, "a", self.a or self.b)
+        def __post_init__(self) -> None:
+            if self.b < 0:
+                raise ValueError("b")
+            object.__setattr__(self, "a", self.a or self.b)
 
-    def __repr__(self) -> str:
-        return f"<{self.a} {self.b}>"
+        def __repr__(self) -> str:
+            return f"<{self.a} {self.b}>"
+
+    return decorator(named(Keys, name))
 
 
-@value_class(kw_only=True)
-class LightKeys:
-    """Has a function of its own that fills and refuses, and its own words."""
+def named(cls: type, name: str) -> type:
+    """The class as one of this file, where pickle looks for it."""
+    cls.__name__ = cls.__qualname__ = name
+    return cls
 
-    b: int
-    a: int = 0
 
-    def __post_init__(self) -> None:
-        if self.b < 0:
-            raise ValueError("b")
-        object.__setattr__(self, "a", self.a or self.b)
-
-    def __repr__(self) -> str:
-        return f"<{self.a} {self.b}>"
+Plain, Light = point_of(dataclass(frozen=True, slots=True), "Plain"), point_of(value_class, "Light")
+PlainKeys = keys_of(dataclass(frozen=True, slots=True, kw_only=True), "PlainKeys")
+LightKeys = keys_of(value_class(kw_only=True), "LightKeys")
 
 
 @pytest.fixture(params=[Plain, Light])
