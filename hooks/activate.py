@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _hook: Hook | None = None
 _turns = Turns()  # for changes of _hook; torch is imported before one begins, since torch calls activate()
 _tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
+_halves: list[Hook] = []  # half switched on or off; an exception from a signal's handler may end either at any point
 _forking = threading.local()  # .paused: what this thread has paused for its fork, a _Paused or None
 _at_exit_known = False
 _trouble = ""  # why the last activation failed
@@ -82,13 +83,15 @@ def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | N
         settings = replace(settings, dispatch=dispatch)
     _switch_off()
     hook = Hook(settings, _tables)
+    _halves.append(hook)
     try:
         hook.install()
         hook.start()
     except BaseException:
-        hook.remove()
+        _end_halves()
         raise
     _hook = hook
+    _halves.remove(hook)
     if not _at_exit_known:
         _at_exit_known = True
         atexit.register(_last_flush)
@@ -113,10 +116,19 @@ def deactivate() -> None:
 def _switch_off() -> None:
     global _hook, _trouble
     _trouble = ""
-    hook, _hook = _hook, None
-    if hook is not None:
+    if _hook is not None:
+        _halves.append(_hook)
+        _hook = None
+    _end_halves()
+
+
+def _end_halves() -> None:
+    """Switch off what is half on, or half off.  What an exception keeps from that, the next change switches off."""
+    while _halves:
+        hook = _halves[-1]
         hook.remove()
         hook.stop()
+        _halves.pop()
 
 
 def take_tables(family: str, paths: tuple[Path, ...]) -> None:
@@ -219,12 +231,12 @@ def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:
 
 
 def _last_flush() -> None:
-    hook = _hook
-    if hook is not None:
-        try:
-            hook.stop()
-        except Exception as err:
-            say(f"the last counts were not written: {err}")
+    for hook in (*_halves, _hook):
+        if hook is not None:
+            try:
+                hook.stop()
+            except Exception as err:
+                say(f"the last counts were not written: {err}")
 
 
 class _Paused:
@@ -273,6 +285,7 @@ def _after_fork() -> None:
     global _turns
     paused = _was_paused()
     _turns = Turns()
+    _halves.clear()  # their threads and counts are the parent's
     imports.after_fork()
     say_after_fork()
     watch.after_fork()

@@ -104,6 +104,59 @@ def test_a_call_that_interrupts_another_is_obeyed_and_leaves_the_newest_in_use(
     assert wrong == []
 
 
+@pytest.mark.parametrize("at", ["Hook.stop", "Hook.remove", "Background.end", "Hook.start", "Background.start"])
+def test_what_a_handlers_exception_leaves_half_done_is_undone_by_the_next_change(home: Home, at: str) -> None:
+    """As of a program's own time limit.  The hook stayed behind with its thread, and two wrote to one database."""
+    threads, counted = home.run(
+        """
+        import json, os, sys
+        from pathlib import Path
+        import torch, gemmtuned
+        from gemmtuned.hooks import activate
+        from gemmtuned.hooks.background import Background
+        from gemmtuned.hooks.hook import Hook
+        from hooked import wait_for
+
+        class Late(Exception):
+            pass
+
+        kind, name = sys.argv[1].split(".")
+        kind, times = {"Hook": Hook, "Background": Background}[kind], 0
+        plain = getattr(kind, name)
+
+        def late(*given, **named):
+            global times
+            if name == "start":
+                plain(*given, **named)
+            times += 1
+            if times == 1:
+                raise Late
+            if name != "start":
+                return plain(*given, **named)
+
+        for _ in range(3):
+            setattr(kind, name, late)
+            times = 0
+            try:
+                gemmtuned.disable()
+                gemmtuned.enable()
+            except Late:
+                pass
+            setattr(kind, name, plain)
+        gemmtuned.enable()
+        activate.current().drain()
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        counted = sum(s.calls for s in activate.current().drain())
+        wait_for(lambda: len(os.listdir("/proc/self/task")) <= 2)
+        print(json.dumps([len(os.listdir("/proc/self/task")), counted]))
+        """,
+        at, GEMMTUNED_FLUSH_S="3600",
+    ).said  # fmt: skip
+
+    assert threads == 2
+    assert counted == 1
+
+
 def test_a_change_asked_for_in_the_middle_of_one_comes_after_it() -> None:
     turns, done = Turns(), list[str]()
 
