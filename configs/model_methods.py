@@ -6,6 +6,8 @@ model_tools.py has the methods of AMD Quark, torchao and HQQ.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -51,10 +53,15 @@ def read(told: Mapping[str, Any]) -> Rules:
     elif method in model_tools.READERS:
         model_tools.READERS[method](rules, told)
     if rules.kept == UNKNOWN:
-        algo = str(told.get("quant_algo") or "")
+        algo = f" {told['quant_algo']}" if told.get("quant_algo") else ""
         rules.notes.append(
-            f"how quant_method {method or '(none)'!r} {algo} keeps weights is not known: they are not planned"
+            f"how quant_method {method or '(none)'!r}{algo} keeps weights is not known: they are not planned"
         )
+    odd = Counter(re.sub(r"\d+", "#", pattern) for pattern, kept in rules.some if kept == UNKNOWN)
+    rules.notes += [
+        f"what the quantisation's entry {pattern!r} says of weights is not known ({number} of them): not planned"
+        for pattern, number in odd.items()
+    ]
     return rules
 
 

@@ -269,11 +269,18 @@ def ahead(r: Reader, weights: Sequence[Weight]) -> list[Weight]:
     count = r.size(*said)
     last = tuple(range(r.layers, r.layers + count))
     why = f"{count} heads that guess ahead"
+    apart = r.kind == "deepseek_v4"  # whose two states have a weight each, and whose keys are not compressed there
+    joined = (("e_proj", r.hidden), ("h_proj", r.hidden)) if apart else (("eh_proj", 2 * r.hidden),)
+    again = [w for w in weights if _like(r, w) and not (apart and ".compressor." in w.name)]
     return [
-        Weight("mtp.eh_proj", r.hidden, 2 * r.hidden, count, f"{why}: two states joined", part="mtp", at=last),
-        *(_again(w, f"mtp.{w.name}", last, f"{why}: {w.why}") for w in weights if r.layers - 1 in w.at and not w.part),
-    ]
+        *(Weight(f"mtp.{name}", r.hidden, k, count, f"{why}: two states joined", part="mtp", at=last)
+          for name, k in joined),
+        *(replace(w, name=f"mtp.{w.name}", count=count, why=f"{why}: {w.why}", part="mtp", at=last) for w in again),
+    ]  # fmt: skip
 
 
-def _again(w: Weight, name: str, at: Layers, why: str) -> Weight:
-    return Weight(name, w.n, w.k, len(at), why, w.bias, w.split, w.units, w.batch, w.experts, "mtp", at=at)
+def _like(r: Reader, w: Weight) -> bool:
+    """Whether a head that guesses ahead has such a weight: as the last layer, or as the last of each kind it names."""
+    kinds, heads = r.values.get("hybrid_override_pattern"), r.values.get("mtp_hybrid_override_pattern")
+    told = [kinds.rfind(one) for one in heads] if isinstance(kinds, str) and isinstance(heads, str) else []
+    return not w.part and (w.name == "hc_head.hc_fn" or not set(told or [r.layers - 1]).isdisjoint(w.at))

@@ -33,7 +33,9 @@ def _of_quark(told: object) -> Kept:
     weight = told.get("weight") if isinstance(told, Mapping) else ""
     if weight is None:
         return PLAIN
-    if not isinstance(weight, Mapping):  # two steps, one of which has scales that are quantised themselves
+    if isinstance(weight, list):  # steps, the last of which is how it is kept; or of its scales, which say so
+        weight = next((one for one in reversed(weight) if not one.get("is_scale_quant")), "")
+    if not isinstance(weight, Mapping):
         return UNKNOWN
     name, scheme, size = str(weight.get("dtype")), str(weight.get("qscheme")), weight.get("group_size")
     if name in _QUARK_PLAIN:

@@ -35,6 +35,11 @@ def decimal(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def rows_are(number: int) -> str:
+    """`1 row is`, `2 rows are`: how a line about rows begins."""
+    return "1 row is" if number == 1 else f"{number} rows are"
+
+
 def odd_count(told: Mapping[str, object], least: Mapping[str, int]) -> str:
     """What is wrong with the first of these parameters that is no whole number of at least so much; "" for none.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.numbers import rows_are
 from gemmtuned.configs.packed import Solutions, pack, unpack
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import UserTables
@@ -90,7 +91,7 @@ class UserLoader:
             self._tell(f"{user.variable}: {err}" + ("; its earlier rows stay in use" if before else ""))
             return before or _Rows()
         if table.rejected:
-            self._tell(f"{user.variable}: {table.rejected} rows are not used, the first: {table.complaints[0]}")
+            self._tell(f"{user.variable}: {rows_are(table.rejected)} not used, the first: {table.complaints[0]}")
         self._good[user.variable, path] = rows
         if not rows.solutions:
             count = rows.seeds.total()

@@ -18,6 +18,7 @@ from typing import Final
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, Manifest, TableFile, read_manifest, solutions_of
+from gemmtuned.configs.numbers import rows_are
 from gemmtuned.configs.packed import Solutions
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.unpatched import allocate_lock
@@ -146,7 +147,7 @@ class Loader:
         self._files, self.refused, self._taken = files, "", (manifest.generation, manifest.files)
         self.complaints = [c for _, complaints in files.values() for c in complaints]
         if self.complaints:
-            self._tell(f"{len(self.complaints)} rows are not used, the first: {self.complaints[0]}")
+            self._tell(f"{rows_are(len(self.complaints))} not used, the first: {self.complaints[0]}")
         return manifest.generation, Solutions.joined(solutions for solutions, _ in files.values())
 
     def _is_another(self, manifest: Manifest) -> bool:

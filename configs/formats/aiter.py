@@ -12,6 +12,7 @@ from gemmtuned.configs import aiter_csv, aiter_rows, triton_json
 from gemmtuned.configs.aiter_headers import AiterFamily
 from gemmtuned.configs.aiter_names import canonical_name
 from gemmtuned.configs.hint import Imported
+from gemmtuned.configs.numbers import rows_are
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.configs.triton_json import Config, TileFile
@@ -48,7 +49,7 @@ def read_csv(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
     if header.family.name == "fmoe":
         unreached = sum(1 for hint in found.hints if hint.problem is not None and _unreached(hint.problem.m))
         if unreached:
-            found.notes.append(f"{path}: {unreached} rows are for token counts that AITER's look-up never asks for")
+            found.notes.append(f"{path}: {rows_are(unreached)} for token counts that AITER's look-up never asks for")
     return found
 
 

@@ -153,7 +153,7 @@ def _bad_rows(found: Sequence[Imported], bad: int) -> Iterator[str]:
     """A message for the first bad row of each file; the last one says how many there are and what to do."""
     *others, last = (one.reasons[0] for one in found if one.reasons)
     good = sum(len(one.hints) for one in found)
-    how = f"use --skip-bad-rows to import the other {good} rows" if good else "no row is good"
+    how = f"--skip-bad-rows imports the other {several(good, 'row')}" if good else "no row is good"
     yield from others
     yield f"{last}. Bad rows in all: {bad}; {how}"
 

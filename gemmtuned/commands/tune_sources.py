@@ -162,10 +162,9 @@ def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
             gpu=defaults.gpu,
         )  # fmt: skip
     if found.complaints and not skip:
-        more = f"{len(found.complaints) - 1} more bad rows; " if len(found.complaints) > 1 else ""
-        others = len(found.problems)
-        way = f"use --skip-bad-rows to tune the other {others} problems" if others else "no row is good"
-        raise ProblemError(f"{found.complaints[0]}. {more}{way}")
+        bad, good = len(found.complaints), len(found.problems)
+        way = f"--skip-bad-rows tunes the {several(good, 'problem')} of the others" if good else "no row is good"
+        raise ProblemError(f"{found.complaints[0]}. Bad rows in all: {bad}; {way}")
     for complaint in found.complaints:
         complain(f"{complaint}: skipped")
     return defaults.apply(found.problems)
@@ -231,6 +230,8 @@ def from_model(folder: Path, defaults: Defaults, how: OfModel) -> Wanted:
     wanted.notes.append(
         f"{tuned} of {several(len(weights), 'shape')} of {folder} at M = {', '.join(map(str, ms))}, {dtype}"
     )
+    if not (defaults.dtype or planned.dtype):
+        wanted.notes.append(f"config.json tells no dtype: taken as {dtype}, --dtype says another")
     wanted.notes += planned.notes
     return wanted
 

@@ -10,6 +10,7 @@ from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import cpu_device
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
+from gemmtuned.reports.render import several
 
 
 def checks(settings: Settings) -> Iterator[Check]:
@@ -26,9 +27,11 @@ def checks(settings: Settings) -> Iterator[Check]:
         except TableError as err:
             yield Check(table.variable, FAIL, str(err), f"mend the file, or unset {table.variable}")
             continue
-        text = f"{rows} rows, {ours} of them measured by gemmtuned on this kind of CPU"
+        text = f"{several(rows, 'row')}, {ours} of them measured by gemmtuned on this kind of CPU"
         if bad:
-            yield Check(table.variable, WARN, f"{text}; {bad} bad rows are left out", "gemmtuned import --dry-run")
+            yield Check(
+                table.variable, WARN, f"{text}; {several(bad, 'bad row')} left out", "gemmtuned import --dry-run"
+            )
         elif rows and not ours:
             yield Check(
                 table.variable, PASS, f"{text}: they are seeds for the search once imported", "gemmtuned import"

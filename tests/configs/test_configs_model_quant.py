@@ -59,6 +59,10 @@ def quark(**weight: Any) -> dict[str, Any]:
     return {"quant_method": "quark", "global_quant_config": {"weight": weight, "input_tensors": None}, "exclude": []}
 
 
+def quark_steps(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": list(steps)}, "exclude": []}
+
+
 def typed(kind: str, of: Any = None, **data: Any) -> dict[str, Any]:
     """As torchao's config_to_dict writes an object."""
     return {"_type": kind, "_version": 1, "_data": data if of is None else of}
@@ -111,6 +115,19 @@ def test_a_quantised_target_that_nothing_answers_to_leaves_no_weight_plain_that_
     )
 
 
+def test_an_entry_that_says_nothing_known_of_its_layers_is_named_with_how_many_are_like_it() -> None:
+    told = {f"model.layers.{i}.mlp.down_proj": {"weight": {"dtype": "fp6_e2m3"}} for i in (1, 2)}
+    entry = "model.layers.#.mlp.down_proj"
+    found = plan(
+        {**LLAMA, "quantization_config": {**quark(dtype="int8", qscheme="per_channel"), "layer_quant_config": told}}
+    )
+
+    assert [w.at for w in found.weights if w.name == "mlp.down_proj" and w.dtype == "?"] == [(1, 2)]
+    assert found.notes == [
+        f"what the quantisation's entry {entry!r} says of weights is not known (2 of them): not planned"
+    ]
+
+
 def test_keys_and_values_alone_are_no_quantised_weights() -> None:
     alone = tensors(kv_cache_scheme={"num_bits": 8, "type": "float"})
     assert list(kept(alone)) == ["plain"]
@@ -146,6 +163,18 @@ def test_keys_and_values_alone_are_no_quantised_weights() -> None:
         (quark(dtype="fp6_e2m3", qscheme="per_group", group_size=32), "?"),
         (quark(dtype="fp8_e4m3", qscheme="per_group", group_size=128), "?"),
         ({"quant_method": "quark", "global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}}, "?"),
+        (
+            quark_steps({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "int4", "qscheme": "per_channel"}),
+            "i4 row",
+        ),
+        (
+            quark_steps(
+                {"dtype": "fp4", "qscheme": "per_group", "group_size": 16},
+                {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_scale_quant": True},
+            ),
+            "fp4_e2m1 1x16",
+        ),
+        (quark_steps({"dtype": "fp8_e4m3", "is_scale_quant": True}), "?"),
         ({"quant_method": "quark", "global_quant_config": {"weight": None}}, "plain"),
         ({"quant_method": "quark", "quant_scheme": "int4_wo_128"}, "?"),
         (torchao("Int4WeightOnlyConfig", group_size=128), "i4 group"),

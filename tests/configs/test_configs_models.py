@@ -173,6 +173,21 @@ def test_heads_that_guess_ahead_and_towers_are_listed_apart() -> None:
     assert not any(w.part == "mtp" for w in plan(read_config(MODELS / "XiaomiMiMo--MiMo-7B-Base"), fused=False).weights)
 
 
+def test_heads_that_guess_ahead_are_not_always_the_last_layer_again() -> None:
+    def heads(name: str) -> dict[str, tuple[int, int, str]]:
+        found = plan(read_config(MODELS / name), tp=1).weights
+        return {w.name.removeprefix("mtp."): (w.n, w.k, w.dtype) for w in found if w.part == "mtp"}
+
+    flash = heads("deepseek-ai--DeepSeek-V4-Flash")
+    nemotron = heads("nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-FP8")
+
+    assert flash["e_proj"] == flash["h_proj"] == (4096, 4096, "fp8_e4m3")  # two weights, whose products are added
+    assert "eh_proj" not in flash
+    assert (flash["attn_hc.fn"], flash["hc_head.hc_fn"]) == ((24, 16384, "fp32"), (4, 16384, "fp32"))
+    assert not any("compressor" in name for name in flash)
+    assert (nemotron["mixer.qkv_proj"][:2], nemotron["mixer.gate"][:2]) == ((4608, 4096), (512, 4096))  # its `*E`
+
+
 def test_experts_are_spread_whole_over_ranks() -> None:
     spread = {w.name: w for w in plan(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8, ep=8).weights}
     shared = {w.name: w for w in plan(read_config(MODELS / "Qwen--Qwen3-235B-A22B"), tp=8).weights}

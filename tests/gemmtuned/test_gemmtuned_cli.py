@@ -688,7 +688,7 @@ def test_tune_names_bad_rows_and_takes_none_of_them_for_good(call: Cli, tmp_path
 
     assert refused.returncode == 2
     assert "u.csv line 3, column K: 'x' is not a whole number" in refused.stderr
-    assert "--skip-bad-rows" in refused.stderr
+    assert "Bad rows in all: 1; --skip-bad-rows tunes the 1 problem of the others\n" in refused.stderr
     assert skipped.returncode == 0
     assert [row["problem"] for row in json.loads(skipped.stdout)["rows"]] == ["bf16:8x64x64,threads=2"]
 
@@ -699,7 +699,7 @@ def test_tune_of_a_file_without_a_good_row_says_so(call: Cli, tmp_path: Path) ->
     refused = call("tune", "-i", "u.csv", "--dry-run")
 
     assert refused.returncode == 2
-    assert "u.csv line 2, column M: '-3' must be 1 or more. 1 more bad rows; no row is good" in refused.stderr
+    assert "u.csv line 2, column M: '-3' must be 1 or more. Bad rows in all: 2; no row is good" in refused.stderr
     assert "--skip-bad-rows" not in refused.stderr
 
 

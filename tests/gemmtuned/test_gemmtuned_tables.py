@@ -133,7 +133,7 @@ def test_bad_rows_stop_an_import_unless_they_are_skipped(run: Run, tmp_path: Pat
         f"{table} line 4, column M: 'x' is not a whole number",
         f"{table} line 5, column solidx: 'auto' is not an integer",
     ]
-    assert "use --skip-bad-rows to import the other 1 rows" in said["stderr"]
+    assert "--skip-bad-rows imports the other 1 row" in said["stderr"]
     assert not (tmp_path / "home/tune.db").exists()
 
     code, said = run("import", str(table), "--skip-bad-rows")
@@ -159,7 +159,7 @@ def test_import_says_every_error_once_and_on_stderr(tmp_path: Path) -> None:
     assert [line.split(",")[0].split(":")[1] for line in errors.splitlines()] == [
         " gone.csv", " one_gemm.csv line 3", " two_gemm.csv line 3",
     ]  # fmt: skip
-    assert errors.endswith("Bad rows in all: 2; use --skip-bad-rows to import the other 2 rows\n")
+    assert errors.endswith("Bad rows in all: 2; --skip-bad-rows imports the other 2 rows\n")
 
     table, errors = run("--skip-bad-rows")
     assert table.count("line 3") == 2, "no errors any more, so the table says what was skipped"
@@ -605,6 +605,6 @@ def test_doctor_says_what_the_tables_of_aiters_variables_hold(run: Run, tmp_path
         "AITER_CONFIG_GEMM_BF16": "WARN", "AITER_CONFIG_GEMM_A8W8": "PASS", "AITER_CONFIG_FMOE": "FAIL",
     }  # fmt: skip
     assert "579 rows, 0 of them measured by gemmtuned" in found["AITER_CONFIG_GEMM_A8W8"]["found"]
-    assert "1 bad rows" in found["AITER_CONFIG_GEMM_BF16"]["found"]
+    assert "; 1 bad row left out" in found["AITER_CONFIG_GEMM_BF16"]["found"]
     assert {row["name"]: row["value"] for row in said["settings"]}["AITER_CONFIG_GEMM_A8W8"] == str(theirs)
     assert code == 1

@@ -372,6 +372,21 @@ def test_a_model_of_which_nothing_can_be_tuned_is_listed_with_the_reasons(
         assert "the model's name says NVFP4" in told and "0 to tune" in told
 
 
+@pytest.mark.parametrize("more", [(), ("--dtype", "fp16")])
+def test_a_model_that_tells_no_dtype_is_planned_in_one_that_is_named(
+    more: tuple[str, ...], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "model").mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (home / "model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 256, **sizes}))
+
+    with pytest.raises(SystemExit):
+        build()(["tune", "--model-dir", "model", "--nsets", "1", "--dry-run", *more], prog_name="gemmtuned")
+
+    noted = "config.json tells no dtype: taken as bf16, --dtype says another" in capsys.readouterr().out
+    assert noted is not bool(more)
+
+
 def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(
     typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path
 ) -> None:
