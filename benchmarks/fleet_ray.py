@@ -128,7 +128,7 @@ def by_daemon(host: Host, search: str) -> dict[str, str]:
     host.start("--once", "--search", search.rpartition(":")[0], *device)
     assert host.process is not None
     assert host.process.wait() == 0, host.log.read_text()
-    return {str(s.problem): s.backend for s in host.store.published()[1] if s.mode == "eager"}
+    return {str(s.problem): s.backend for s in host.store.solutions.published()[1] if s.mode == "eager"}
 
 
 def verdicts(host: Host) -> dict[str, str]:

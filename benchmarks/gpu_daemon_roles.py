@@ -75,7 +75,7 @@ def role_seed(device: str, count: int, offset: int, planted: bool) -> None:
         for n, k in (SIZES[i % len(SIZES)],)
     ]
     store = Store(here.db, locks=here.locks)
-    store.add_sightings(
+    store.sightings.add(
         "serve", where, [Sighting(one, "miss", max(1000 - i, 1)) for i, one in enumerate(wanted)], now_s=time.time()
     )
     store.close()

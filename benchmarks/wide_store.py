@@ -62,7 +62,7 @@ def write(folder: Path, *, count: int = 100_000, tuned: int = 70_000, now_s: flo
         _tuned(conn, tuned, int(now_s * 1e6))
         conn.execute("COMMIT")
     store = Store(new, locks=folder / "locks")
-    while not store.roll_up(now_s=now_s, for_s=SAY_S):
+    while not store.rollup.roll_up(now_s=now_s, for_s=SAY_S):
         say(f"rolled up as the daemon does, {_hours(new)} different times are left of {HOURS}")
     store.close()
     with contextlib.closing(sqlite3.connect(new)) as conn:
@@ -81,7 +81,7 @@ def _now(store: Store, asked: list[Problem], now_s: float, say: Say) -> None:
                 Sighting(p, "miss", 10 + n % 90, sampled_calls=2, sampled_us=2.0 * (5 + n % 90))
                 for n, p in enumerate(part[i : i + BATCH])
             ]
-            store.add_sightings(run, ENVIRONMENT, seen, now_s=now_s)
+            store.sightings.add(run, ENVIRONMENT, seen, now_s=now_s)
         say(f"{len(part)} problems of a label are written")
 
 

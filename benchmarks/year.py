@@ -36,6 +36,7 @@ from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.daemon.service.main import REMEMBERED
 from gemmtuned.daemon.service.upkeep import Upkeep
 from gemmtuned.db.other_threads import other_threads
+from gemmtuned.db.rollup import RollUp
 from gemmtuned.db.store import Store
 
 RUNS: Final = 3
@@ -181,11 +182,11 @@ def _upgrade(home: Path) -> dict[str, Any]:
     os.sync()  # what was just written is no part of it
     began_s, cpu_s = time.monotonic(), time.process_time()
     store = Store(home / "tune.db", locks=home / "locks")
-    store.generation()
+    store.solutions.generation()
     schema_s, schema_cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
-    took, slices_cpu = _watched(store, "_slice")
+    took, slices_cpu = _watched(store.rollup, "_slice")
     began_s, cpu_s = time.monotonic(), time.process_time()
-    store.roll_up(now_s=time.time())
+    store.rollup.roll_up(now_s=time.time())
     all_s, all_cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     store.checkpoint()
     full_mb = _mb(home)
@@ -217,21 +218,21 @@ def _in_the_daemon(home: Path) -> dict[str, Any]:
     leases, leases_cpu = [], []
     for number in range(LEASES):
         began_s, cpu_s = time.monotonic(), time.process_time()
-        work = store.lease_next(f"host:{number}", here, now_s=now_s, hold_s=60)
+        work = store.leases.lease_next(f"host:{number}", here, now_s=now_s, hold_s=60)
         leases.append(time.monotonic() - began_s)
         leases_cpu.append(time.process_time() - cpu_s)
         assert work is not None
     found |= {"lease_ms": _best_and_worst(leases), "lease_cpu_ms": _best_and_worst(leases_cpu)}
     calls: dict[str, Callable[[], object]] = {
-        "waiting": lambda: store.waiting(now_s=now_s),
-        "remaining": lambda: store.remaining(here, now_s=now_s),
-        "failed_candidates": lambda: store.failed_candidates(work.problem, here),
-        "seeds": lambda: store.seeds(work),
-        "has_recheck": lambda: store.has_recheck("driver 1"),
-        "count_asked": lambda: store.count_asked(here.device.key, here),
-        "take_quarantined": lambda: store.take_quarantined(now_s=now_s),
-        "dearest": lambda: store.dearest(here.device.key, now_s=now_s, limit=64),
-        "roll_up with nothing to do": lambda: store.roll_up(now_s=now_s),
+        "waiting": lambda: store.resume.waiting(now_s=now_s),
+        "remaining": lambda: store.leases.remaining(here, now_s=now_s),
+        "failed_candidates": lambda: store.trials.failed_candidates(work.problem, here),
+        "seeds": lambda: store.hints.seeds(work),
+        "has_recheck": lambda: store.recheck.has_recheck("driver 1"),
+        "count_asked": lambda: store.recheck.count_asked(here.device.key, here),
+        "take_quarantined": lambda: store.solutions.take_quarantined(now_s=now_s),
+        "dearest": lambda: store.resume.dearest(here.device.key, now_s=now_s, limit=64),
+        "roll_up with nothing to do": lambda: store.rollup.roll_up(now_s=now_s),
         "other_threads (of coverage)": lambda: other_threads(home / "tune.db", now_s=now_s),
         "publish (in a thread)": lambda: publish(store, home / "configs", home / "locks", now_s=now_s),
     }
@@ -242,8 +243,8 @@ def _in_the_daemon(home: Path) -> dict[str, Any]:
             call()
             took.append(time.monotonic() - began_s)
         found[f"{name}_ms"] = _best_and_worst(took)
-    slices, slices_cpu = _watched(store, "_slice")
-    store.roll_up(now_s=now_s + 86_400)  # a day later: a day of hours becomes days
+    slices, slices_cpu = _watched(store.rollup, "_slice")
+    store.rollup.roll_up(now_s=now_s + 86_400)  # a day later: a day of hours becomes days
     found["roll_up_of_a_day"] = {
         "slices": len(slices),
         "slice_ms": _best_and_worst(slices),
@@ -268,21 +269,21 @@ def _looks(store: Store, here: Environment, now_s: float) -> dict[str, list[floa
     upkeep = Upkeep(copy, settings, quiet=False)
     took, used, memory = [], [], []
     for number in range(1, VERDICTS[1] + 1):
-        work = copy.lease_next("host:loop", here, now_s=now_s, hold_s=60)
+        work = copy.leases.lease_next("host:loop", here, now_s=now_s, hold_s=60)
         assert work is not None
         won = Solution(
             problem=work.problem, device=here.device.key, mode="eager", covers=work.covers, backend="onednn",
             config="{}", stamp=here.stamps["onednn"], us=8.0, baseline_us=10.0, gain_low=1.2, err=1e-3,
             baseline_err=1e-3, state="published",
         )  # fmt: skip
-        copy.install(work, [won], environment=here, now_s=now_s)
+        copy.solutions.install(work, [won], environment=here, now_s=now_s)
         now_s += 600
         while True:
             began_s, cpu_s = time.monotonic(), time.thread_time()
             upkeep.look(now_s, at_once=True, rests=True, ours={here.key})
             took.append(time.monotonic() - began_s)
             used.append(time.thread_time() - cpu_s)
-            if not upkeep.publishing.runs and upkeep.generation == copy.generation():
+            if not upkeep.publishing.runs and upkeep.generation == copy.solutions.generation():
                 break
             time.sleep(0.01)
             now_s += 1
@@ -308,7 +309,7 @@ def _untuned_leases(store: Store, here: Environment, now_s: float) -> dict[str, 
     took, used = [], []
     for number in range(LEASES):
         began_s, cpu_s = time.monotonic(), time.process_time()
-        assert other.lease_next(f"host:{number}", here, now_s=now_s, hold_s=60) is not None
+        assert other.leases.lease_next(f"host:{number}", here, now_s=now_s, hold_s=60) is not None
         took.append(time.monotonic() - began_s)
         used.append(time.process_time() - cpu_s)
     other.close()
@@ -317,9 +318,9 @@ def _untuned_leases(store: Store, here: Environment, now_s: float) -> dict[str, 
     return {"lease_of_10000_untuned_ms": _best_and_worst(took), "lease_of_10000_untuned_cpu_ms": _best_and_worst(used)}
 
 
-def _watched(store: Store, name: str) -> tuple[list[float], list[float]]:
+def _watched(part: RollUp, name: str) -> tuple[list[float], list[float]]:
     """(wall, CPU) of each call of this method from now on, the wait for the lock and the commit included."""
-    real = getattr(store, name)
+    real = getattr(part, name)
     took: list[float] = []
     used: list[float] = []
 
@@ -331,7 +332,7 @@ def _watched(store: Store, name: str) -> tuple[list[float], list[float]]:
             took.append(time.monotonic() - began_s)
             used.append(time.process_time() - cpu_s)
 
-    setattr(store, name, timed)
+    setattr(part, name, timed)
     return took, used
 
 

@@ -89,7 +89,7 @@ class Curation(Part):
                 )
             return solutions_of(change)
 
-        return self._write(once, durable=not dry_run)
+        return self._rows.write(once, durable=not dry_run)
 
     def forget(self, problems: Sequence[Problem], *, now_s: float, dry_run: bool = False) -> tuple[list[Solution], int]:
         """Withdraw what serves these problems and drop their traffic, trials and failures.
@@ -100,7 +100,7 @@ class Curation(Part):
         def once(conn: sqlite3.Connection) -> tuple[list[Solution], int]:
             found = rows(conn, SERVING, (look_up_keys(problems),))
             traces = [f"FROM {table} WHERE {where}" for table, where in _TRACES.items()]
-            values = {"ids": json.dumps(self._known_problems(conn, problems))}
+            values = {"ids": json.dumps(self._rows.known_problems(conn, problems))}
             if dry_run:
                 counts = [conn.execute(f"SELECT count(*) {of}", values).fetchone()[0] for of in traces]
                 return solutions_of(found), sum(counts)
@@ -111,7 +111,7 @@ class Curation(Part):
             dropped = sum(conn.execute(f"DELETE {of}", values).rowcount for of in traces)
             return solutions_of(found), dropped
 
-        return self._write(once, durable=not dry_run)
+        return self._rows.write(once, durable=not dry_run)
 
     def roll_back(self, to: int, *, now_s: float, dry_run: bool = False) -> RolledBack:
         """Publish again what generation `to` had, as a new generation: generations only ever grow.
@@ -143,4 +143,4 @@ class Curation(Part):
             conn.execute(HOLD, (us(now_s), us(now_s), "rolled_back", note, left))
             return RolledBack(generation, solutions_of(gone), solutions_of(back))
 
-        return self._write(once, durable=not dry_run)
+        return self._rows.write(once, durable=not dry_run)

@@ -90,7 +90,7 @@ class ForeignResult:
 class Fleet(Part):
     """The part of the store that the daemon reads of all this (fleet_sync.py: what a sync writes)."""
 
-    def fleet_gate(self, environment: Environment, *, now_s: float) -> Gate | None:
+    def gate(self, environment: Environment, *, now_s: float) -> Gate | None:
         """What may be leased now; None while nothing is shared, or nobody synced for an hour."""
 
         def ask(conn: sqlite3.Connection) -> Gate | None:
@@ -107,7 +107,7 @@ class Fleet(Part):
 
         return self._db.read(ask)
 
-    def fleet_ask(self, environment: Environment, *, now_s: float) -> None:
+    def ask(self, environment: Environment, *, now_s: float) -> None:
         """Have the next sync claim more for this environment, when few of the units that we claimed are left."""
 
         def few(conn: sqlite3.Connection) -> dict[str, int] | None:
@@ -122,9 +122,9 @@ class Fleet(Part):
 
         facts = self._db.read(few)
         if facts is not None:
-            self._write(lambda conn: conn.execute(_ASK, facts))
+            self._rows.write(lambda conn: conn.execute(_ASK, facts))
 
-    def fleet_results(self, work: Work) -> list[ForeignResult]:
+    def results(self, work: Work) -> list[ForeignResult]:
         """Results of others for this unit that wait for a check here; none whose versions are not here."""
 
         def ask(conn: sqlite3.Connection) -> list[ForeignResult]:
@@ -142,7 +142,7 @@ class Fleet(Part):
 
         return self._db.read(ask)
 
-    def fleet_judge(self, path: str, reason: str) -> None:
+    def judge(self, path: str, reason: str) -> None:
         """This result was checked here: in use ("" for reason; its unit is not shared again), or refused for it."""
 
         def judge(conn: sqlite3.Connection) -> None:
@@ -156,7 +156,7 @@ class Fleet(Part):
                     (path,),
                 )
 
-        self._write(judge)
+        self._rows.write(judge)
 
 
 def _numbers(conn: sqlite3.Connection, sql: str, facts: dict[str, int]) -> str:

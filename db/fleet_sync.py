@@ -80,12 +80,12 @@ class Ours:
 class FleetSync(Part):
     """The part of the store that a sync reads and writes."""
 
-    def fleet_url(self) -> str:
+    def url(self) -> str:
         """Where this home shares its results; "" while it does not."""
         found = self._db.read(lambda conn: conn.execute("SELECT url FROM fleet").fetchone())
         return str(found[0]) if found else ""
 
-    def fleet_begin(self, url: str, *, live_until_s: float | None = None) -> None:
+    def begin(self, url: str, *, live_until_s: float | None = None) -> None:
         """Share at this URL, and forget what is known of another one.
 
         live_until_s: by our clock; until then daemons lease only claimed units; 0: any unit; None: no change.
@@ -100,38 +100,36 @@ class FleetSync(Part):
             if live_until_s is not None:
                 conn.execute("UPDATE fleet SET live_until_us = ?", (us(live_until_s),))
 
-        self._write(begin)
+        self._rows.write(begin)
 
-    def fleet_seen(self, *, now_s: float | None = None) -> float:
+    def seen(self, *, now_s: float | None = None) -> float:
         """When our counts were last written, in seconds. now_s: note that they are written now."""
         if now_s is not None:
-            self._write(lambda conn: conn.execute("UPDATE fleet SET seen_us = ?", (us(now_s),)))
+            self._rows.write(lambda conn: conn.execute("UPDATE fleet SET seen_us = ?", (us(now_s),)))
         found = self._db.read(lambda conn: conn.execute("SELECT seen_us FROM fleet").fetchone())
         return found[0] / 1e6 if found else 0.0
 
-    def fleet_asked(self) -> list[str]:
+    def asked(self) -> list[str]:
         """Keys of environments whose worker waits for claims."""
         sql = (
             "SELECT key FROM fleet_position f JOIN environment e ON e.id = f.environment_id WHERE asked_us IS NOT NULL"
         )
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql).fetchall()])
 
-    def fleet_position(self, environment: Environment) -> tuple[str, float]:
+    def position(self, environment: Environment) -> tuple[str, float]:
         """(up to which name results are known, when all names were listed last)."""
         sql = "SELECT after, full_us FROM fleet_position JOIN environment ON id = environment_id WHERE key = ?"
         found = self._db.read(lambda conn: conn.execute(sql, (environment.key,)).fetchone())
         return (str(found[0]), found[1] / 1e6) if found else ("", 0.0)
 
-    def fleet_move(
-        self, environment: Environment, after: str, listed: Mapping[str, str], *, full_s: float
-    ) -> list[str]:
+    def move(self, environment: Environment, after: str, listed: Mapping[str, str], *, full_s: float) -> list[str]:
         """Note that results are known up to this name. listed: names with their unit's hash; returns the new ones.
 
         full_s: when all names were listed last. If that is now, names that are not among them are forgotten.
         """
 
         def move(conn: sqlite3.Connection) -> list[str]:
-            here = self._environment_id(conn, environment, us(full_s))
+            here = self._rows.environment_id(conn, environment, us(full_s))
             before = conn.execute("SELECT full_us FROM fleet_position WHERE environment_id = ?", (here,)).fetchone()
             if before is not None and before[0] != us(full_s):
                 there = json.dumps(list(listed))
@@ -146,9 +144,9 @@ class FleetSync(Part):
             )
             return new
 
-        return self._write(move)
+        return self._rows.write(move)
 
-    def fleet_open(self, environment: Environment, *, now_s: float, limit: int) -> list[Unit]:
+    def open(self, environment: Environment, *, now_s: float, limit: int) -> list[Unit]:
         """Units without a verdict that are free here, worth most first: what a daemon would lease if it were alone."""
         facts: dict[str, Any] = {
             "now": us(now_s), "day": us(now_s) // DAY_US, "slack": CLOCK_SLACK_US, "stale": us(now_s) - STALE_US,
@@ -157,7 +155,7 @@ class FleetSync(Part):
         found = self._db.read(lambda conn: rank(conn, environment, facts))
         return [Unit(problem_of(row).with_m(row["unit_m"]), row["covers"], row["worth"]) for row in found]
 
-    def fleet_new(self, environment: Environment, units: Iterable[str]) -> list[str]:
+    def new(self, environment: Environment, units: Iterable[str]) -> list[str]:
         """Names of results for these units that were listed and never fetched, oldest first."""
         sql = """
             SELECT l.path FROM fleet_listed l JOIN environment e ON e.id = l.environment_id AND e.key = :key
@@ -168,13 +166,13 @@ class FleetSync(Part):
         values = {"key": environment.key, "units": json.dumps(list(units))}
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
 
-    def fleet_unknown(self, paths: Sequence[str]) -> list[str]:
+    def unknown(self, paths: Sequence[str]) -> list[str]:
         """Those of these names whose objects were not fetched yet."""
         sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM fleet_result r WHERE r.path = value)"
         values = (json.dumps(list(paths)),)
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
 
-    def fleet_take(
+    def take(
         self, environment: Environment, found: Sequence[ForeignResult], *, gone: Sequence[str] = (), now_s: float
     ) -> None:
         """Store fetched results, which wait for a check here, or the fact that they cannot be read.
@@ -183,19 +181,19 @@ class FleetSync(Part):
         """
 
         def take(conn: sqlite3.Connection) -> None:
-            here = self._environment_id(conn, environment, us(now_s))
+            here = self._rows.environment_id(conn, environment, us(now_s))
             for one in found:
                 unit: tuple[object, ...] = (None, None, None)
                 if one.unit is not None:
-                    unit = (self._problem_id(conn, one.unit.problem), here, one.unit.covers)
+                    unit = (self._rows.problem_id(conn, one.unit.problem), here, one.unit.covers)
                 state = "refused" if one.reason else "waiting"
                 values = (one.path, *unit, one.host[:200], state, one.reason[:4096], one.text(), us(now_s))
                 conn.execute(_RESULT, values)
             conn.executemany("DELETE FROM fleet_listed WHERE path = ?", [(path,) for path in gone])
 
-        self._write(take)
+        self._rows.write(take)
 
-    def fleet_waiting(self, environment: Environment) -> list[Unit]:
+    def waiting(self, environment: Environment) -> list[Unit]:
         """Units for which a result of another host waits for a check here."""
         sql = f"""
             SELECT DISTINCT {PROBLEM_COLUMNS}, f.covers FROM fleet_result f JOIN problem p ON p.id = f.problem_id
@@ -204,17 +202,17 @@ class FleetSync(Part):
         found = self._db.read(lambda conn: rows(conn, sql, (environment.key,)))
         return [Unit(problem_of(row), row["covers"]) for row in found]
 
-    def fleet_intend(self, environment: Environment, claims: Iterable[tuple[Unit, str]], *, now_s: float) -> None:
+    def intend(self, environment: Environment, claims: Iterable[tuple[Unit, str]], *, now_s: float) -> None:
         """Note that we are about to claim these by these names, so that after a kill we can find out what we won."""
 
         def put(conn: sqlite3.Connection) -> None:
-            here = self._environment_id(conn, environment, us(now_s))
+            here = self._rows.environment_id(conn, environment, us(now_s))
             for unit, path in claims:
-                conn.execute(_CLAIM, (self._problem_id(conn, unit.problem), here, unit.covers, 1, path, 0))
+                conn.execute(_CLAIM, (self._rows.problem_id(conn, unit.problem), here, unit.covers, 1, path, 0))
 
-        self._write(put)
+        self._rows.write(put)
 
-    def fleet_claims(
+    def claims(
         self, environment: Environment, claims: Iterable[tuple[Unit, bool, str, float]], *, now_s: float
     ) -> None:
         """Replace the known claims by these: (unit, whether it is ours, name, until when by our clock).
@@ -223,17 +221,17 @@ class FleetSync(Part):
         """
 
         def put(conn: sqlite3.Connection) -> None:
-            here = self._environment_id(conn, environment, us(now_s))
+            here = self._rows.environment_id(conn, environment, us(now_s))
             gone = "DELETE FROM fleet_claim WHERE environment_id = ? AND (ours = 0 OR until_us <= ?)"
             conn.execute(gone, (here, us(now_s)))
             for unit, ours, path, until_s in claims:
-                number = self._problem_id(conn, unit.problem)
+                number = self._rows.problem_id(conn, unit.problem)
                 conn.execute(_CLAIM, (number, here, unit.covers, int(ours), path, us(until_s)))
             conn.execute("UPDATE fleet_position SET asked_us = NULL WHERE environment_id = ?", (here,))
 
-        self._write(put)
+        self._rows.write(put)
 
-    def fleet_ours(self, environment: Environment) -> list[Ours]:
+    def ours(self, environment: Environment) -> list[Ours]:
         """What this host has claimed, or was about to."""
         here = (
             "s.problem_id = f.problem_id AND s.covers = f.covers AND s.environment_id = f.environment_id "
@@ -257,7 +255,7 @@ class FleetSync(Part):
             for row in found
         ]  # fmt: skip
 
-    def fleet_drop(self, environment: Environment, units: Iterable[Unit]) -> None:
+    def drop(self, environment: Environment, units: Iterable[Unit]) -> None:
         """Give up our claims of these units."""
 
         def drop(conn: sqlite3.Connection) -> None:
@@ -265,12 +263,12 @@ class FleetSync(Part):
                 conn.execute(
                     "DELETE FROM fleet_claim WHERE problem_id = ? AND covers = ? AND ours = 1 AND environment_id = "
                     "(SELECT id FROM environment WHERE key = ?)",
-                    (self._problem_id(conn, unit.problem), unit.covers, environment.key),
+                    (self._rows.problem_id(conn, unit.problem), unit.covers, environment.key),
                 )
 
-        self._write(drop)
+        self._rows.write(drop)
 
-    def fleet_unshared(self, environment: Environment, *, every: bool = False) -> list[Unshared]:
+    def unshared(self, environment: Environment, *, every: bool = False) -> list[Unshared]:
         """Verdicts found here that we have not shared, by unit. every: also shared ones."""
 
         def ask(conn: sqlite3.Connection) -> list[Unshared]:
@@ -284,11 +282,13 @@ class FleetSync(Part):
 
         return [one for one in self._db.read(ask) if one.solutions]
 
-    def fleet_shared(self, ids: Sequence[int]) -> None:
+    def shared(self, ids: Sequence[int]) -> None:
         """Note that these solutions are shared."""
-        self._write(lambda conn: conn.executemany("INSERT OR IGNORE INTO fleet_shared VALUES (?)", [(i,) for i in ids]))
+        self._rows.write(
+            lambda conn: conn.executemany("INSERT OR IGNORE INTO fleet_shared VALUES (?)", [(i,) for i in ids])
+        )
 
-    def fleet_solved(self, environment: Environment, *, since_s: float) -> int:
+    def solved(self, environment: Environment, *, since_s: float) -> int:
         """How many verdicts our own searches found since then; checks of other hosts' results do not count."""
         sql = """
             SELECT count(*) FROM solution s JOIN environment e ON e.id = s.environment_id
@@ -298,7 +298,7 @@ class FleetSync(Part):
         """
         return self._db.read(lambda conn: int(conn.execute(sql, (environment.key, us(since_s))).fetchone()[0]))
 
-    def fleet_found_by(self, environment: Environment) -> dict[tuple[str, str], str]:
+    def found_by(self, environment: Environment) -> dict[tuple[str, str], str]:
         """The host whose result was checked and taken over here, by (problem, covers)."""
         sql = """
             SELECT p.text, f.covers, f.host FROM fleet_result f JOIN problem p ON p.id = f.problem_id
@@ -307,7 +307,7 @@ class FleetSync(Part):
         found = self._db.read(lambda conn: conn.execute(sql, (environment.key,)).fetchall())
         return {(str(text), str(covers)): str(host) for text, covers, host in found}
 
-    def fleet_counts(self, environment: Environment, *, now_s: float, limit: int) -> list[dict[str, Any]]:
+    def counts(self, environment: Environment, *, now_s: float, limit: int) -> list[dict[str, Any]]:
         """Problems called here, most expensive first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
 
         def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemmtuned.db.connect import Connection, at_end
+from gemmtuned.db.rows import Rows
 from gemmtuned.db.sightings import Sightings
 
 
-class GuestStore(Sightings):
+class GuestStore:
     """Adds sightings, sessions and failed routes to a database. The schema of an older version is an error."""
 
     def __init__(self, path: Path, *, locks: Path, timeout_s: float) -> None:
-        super().__init__(Connection(path, locks=locks, timeout_s=timeout_s, create=True, upgrade=False))
+        self._db = Connection(path, locks=locks, timeout_s=timeout_s, create=True, upgrade=False)
+        self.sightings = Sightings(Rows(self._db))
 
     def let_lie(self) -> None:
         """Close the file, for a caller that uses it now and then; a later call opens it again."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from gemmtuned.configs.hint import Hint, plain_case
-from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment
-from gemmtuned.db.leases import Leases, Work
-from gemmtuned.db.rows import current_stamps, plain, us
+from gemmtuned.db.leases import Work
+from gemmtuned.db.rows import Part, current_stamps, plain, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
 MAX_NEIGHBOURS: Final = 3  # of them at most
@@ -49,10 +48,10 @@ SELECT e.id, h.key, h.kind, h.name, h.arch, h.units FROM environment e JOIN devi
 """
 
 
-class Hints(Leases):
+class Hints(Part):
     """The part of the store that holds imported rows."""
 
-    def add_hints(self, hints: Sequence[Hint], *, source: str, now_s: float) -> int:
+    def add(self, hints: Sequence[Hint], *, source: str, now_s: float) -> int:
         """Keep the rows of one file in place of those it had when it was imported before. Returns how many."""
         now_us = us(now_s)
         source = source.encode(errors="backslashreplace").decode()[-MAX_SOURCE:]  # a file's name need not be UTF-8
@@ -62,12 +61,12 @@ class Hints(Leases):
             for start in range(0, len(hints), ROWS_AT_ONCE):
                 some = hints[start : start + ROWS_AT_ONCE]
                 known = [h for h in some if h.problem is not None]
-                ids = self._problem_ids(conn, [plain_case(h.problem) for h in known if h.problem is not None])
+                ids = self._rows.problem_ids(conn, [plain_case(h.problem) for h in known if h.problem is not None])
                 numbers = dict(zip(map(id, known), ids, strict=True))
                 conn.executemany(_INSERT, (_values(h, numbers.get(id(h)), source, now_us) for h in some))
             return len(hints)
 
-        return self._write(work)
+        return self._rows.write(work)
 
     def seeds(self, work: Work) -> tuple[Candidate, ...]:
         """What we, and then what others found best for this problem or for sizes near it.
@@ -96,10 +95,6 @@ class Hints(Leases):
             return found
 
         return self._db.read(ask)
-
-    def ask_for(self, problems: Iterable[Problem], environment: Environment, *, now_s: float) -> None:
-        """Have these problems tuned in this environment, after all that programs were seen to call."""
-        self._ask_for(list(dict.fromkeys(problems)), environment, us(now_s))
 
 
 def _values(hint: Hint, problem_id: int | None, source: str, now_us: int) -> tuple[object, ...]:

@@ -37,8 +37,8 @@ from gemmtuned.db.members_progress import (
     progress_of,
 )
 from gemmtuned.db.members_rows import SOON_US, Named, Names, is_valid, session_of, valid
-from gemmtuned.db.rows import plain, us
-from gemmtuned.db.sightings import ADD_QUARANTINE, Sightings, count
+from gemmtuned.db.rows import Part, Rows, plain, us
+from gemmtuned.db.sightings import ADD_QUARANTINE, count, keep_session
 
 log = logging.getLogger("gemmtuned.daemon")
 
@@ -66,14 +66,13 @@ ON CONFLICT DO UPDATE SET calls = excluded.calls, sampled_calls = excluded.sampl
 """
 
 
-class Ingest(Sightings):
+class Ingest(Part):
     """The part of the store that takes in what others left."""
 
-    _looked: tuple[object, int] = (
-        None,
-        0,
-    )  # at which state of the file we last found nothing new, and on which UTC day
-    _sessions_after: tuple[Any, ...] = FIRST_SESSION
+    def __init__(self, shared: Rows) -> None:
+        super().__init__(shared)
+        self._looked: tuple[object, int] = (None, 0)  # the file as we last found nothing new in it; on which UTC day
+        self._sessions_after: tuple[Any, ...] = FIRST_SESSION
 
     def take_from(self, path: Path, *, now_s: float, limit_s: float = float("inf")) -> int:
         """Add the new counts of this file to ours; returns how many calls. 0 when there is no such file yet.
@@ -161,7 +160,7 @@ class Ingest(Sightings):
                 next_ = (file.parts, part, *found[-1][:6])
             elif part + 1 < file.parts:
                 next_ = (file.parts, part + 1, *FIRST)
-            calls += self._write(lambda conn: self._take(conn, progress, page, next_, now_us))  # noqa: B023
+            calls += self._rows.write(lambda conn: self._take(conn, progress, page, next_, now_us))  # noqa: B023
             if next_ is None:
                 return calls, True
             if time.monotonic() > until_s:
@@ -178,7 +177,7 @@ class Ingest(Sightings):
         """In one transaction, add the new counts of these rows and store how far we have read."""
         progress = replace(progress)  # a copy: the transaction may be rolled back, or repeated on a mended file
         room, before = Room(conn, now_us), Before(conn, progress.born)
-        ours = Ours(self, conn, room, now_us)
+        ours = Ours(self._rows, conn, room, now_us)
         new: list[tuple[Any, ...]] = []
         seen: list[tuple[Any, ...]] = []
         calls = left_out = 0
@@ -250,7 +249,7 @@ class Ingest(Sightings):
                 self._take_report(conn, row, room, now_us)
             room.keep()
 
-        self._write(work)
+        self._rows.write(work)
         if len(sessions) == OTHERS_AT_ONCE:
             self._sessions_after = tuple(sessions[-1][name] for name in ("host", "pid", "started_us"))
         else:
@@ -265,14 +264,14 @@ class Ingest(Sightings):
         if known is not None or room.take("session"):
             ended_us = row.get("ended_us")
             ended_us = min(max(ended_us, 0), now_us) if isinstance(ended_us, int) else None
-            self._keep_session(conn, session, min(row["beat_us"], now_us), ended_us)
+            keep_session(conn, self._db.file(), session, min(row["beat_us"], now_us), ended_us)
 
     def _take_report(self, conn: sqlite3.Connection, row: dict[str, Any], room: Room, now_us: int) -> None:
         problem = valid(row)
-        if problem is None or not self._is_known(conn, problem):
+        if problem is None or not self._rows.is_known(conn, problem):
             return
         seen_us = min(max(row["last_seen_us"], 0), now_us)
-        key = (self._problem_id(conn, problem), *(plain(str(row[name]), 4096) for name in _REPORT_KEY))
+        key = (self._rows.problem_id(conn, problem), *(plain(str(row[name]), 4096) for name in _REPORT_KEY))
         if conn.execute(_LIVE, key).fetchone() is None or conn.execute(_TOLD, (*key, seen_us)).fetchone() is not None:
             return
         if room.take("report"):  # another user's report is no proof: the daemon runs the kernel itself

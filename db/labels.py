@@ -12,7 +12,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Final
 
-from gemmtuned.db.rows import Part
+from gemmtuned.db.rows import Part, Rows
 from gemmtuned.db.sightings import HOURS, run_id_of
 
 KEEP_RUNS: Final = 256
@@ -53,42 +53,44 @@ class _Pass:
 class Labels(Part):
     """The part of the store that keeps the number of run labels bounded."""
 
-    _label_pass: _Pass | None = None
-    _labels_again_us = 0
+    def __init__(self, shared: Rows) -> None:
+        super().__init__(shared)
+        self._pass: _Pass | None = None
+        self._again_us = 0
 
-    def _prune_labels(self, now_us: int) -> bool:
+    def prune(self, now_us: int) -> bool:
         """One small step; False when there is nothing to do."""
-        now = self._label_pass
+        now = self._pass
         if now is not None and now.opened != self._db.opened:
-            now = self._label_pass = None
+            now = self._pass = None
         if now is None:
-            return self._begin_labels(now_us)
+            return self._begin(now_us)
         if now.hours:
-            self._look_at_labels(now, now_us // 3_600_000_000)
+            self._look_at(now, now_us // 3_600_000_000)
         elif now.dropped:
             label = next(iter(now.dropped))
-            self._write(lambda conn: _forget(conn, label) if now.opened == self._db.opened else None)
+            self._rows.write(lambda conn: _forget(conn, label) if now.opened == self._db.opened else None)
             now.dropped.discard(label)
         else:
-            self._label_pass, self._labels_again_us = None, now_us + AGAIN_US
+            self._pass, self._again_us = None, now_us + AGAIN_US
         return True
 
-    def _begin_labels(self, now_us: int) -> bool:
-        if self._labels_again_us - 2 * AGAIN_US < now_us < self._labels_again_us:
+    def _begin(self, now_us: int) -> bool:
+        if self._again_us - 2 * AGAIN_US < now_us < self._again_us:
             return False
         if self._db.read(lambda conn: _count(conn)) <= KEEP_RUNS + SLACK:
             return False
-        earlier = self._write(lambda conn: run_id_of(conn, EARLIER))
+        earlier = self._rows.write(lambda conn: run_id_of(conn, EARLIER))
         hours, newest = self._db.read(
             lambda conn: (
                 [hour for (hour,) in conn.execute(HOURS).fetchall()],
                 int(conn.execute("SELECT max(id) FROM run").fetchone()[0]),
             )
         )
-        self._label_pass = _Pass(self._db.opened, sorted(hours), newest, {earlier})
+        self._pass = _Pass(self._db.opened, sorted(hours), newest, {earlier})
         return True
 
-    def _look_at_labels(self, now: _Pass, now_hour: int) -> None:
+    def _look_at(self, now: _Pass, now_hour: int) -> None:
         """The newest hour that was not looked at: which labels it has, and the rows of those that go."""
         hour = now.hours[-1]
         found = "SELECT DISTINCT run_id FROM sighting WHERE hour = ?"
@@ -102,7 +104,7 @@ class Labels(Part):
         def move(conn: sqlite3.Connection) -> _Key | None:
             return _move(conn, hour, now.after, gone) if now.opened == self._db.opened else None
 
-        moved_to = self._write(move) if gone else None
+        moved_to = self._rows.write(move) if gone else None
         if moved_to is not None:
             now.after = moved_to
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -189,7 +189,7 @@ class Leases(Part):
         only, never = (None, None) if gate is None else (gate.only, gate.never)
         self._settle(environment, us(now_s))
         if problems is not None:
-            only, never = json.dumps(self._ask_for(problems, environment, us(now_s))), None
+            only, never = json.dumps(self.ask_for(problems, environment, now_s=now_s)), None
         now_us = us(now_s)
         facts: dict[str, Any] = {
             "now": now_us, "day": now_us // DAY_US, "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US,
@@ -214,7 +214,7 @@ class Leases(Part):
             return found is not None and not _changes(conn, int(found[0]), environment)
 
         def settle(conn: sqlite3.Connection) -> None:
-            here = self._environment_id(conn, environment, now_us)
+            here = self._rows.environment_id(conn, environment, now_us)
             if not _changes(conn, here, environment):
                 return
             conn.execute("UPDATE environment_stamp SET current = 0 WHERE environment_id = ?", (here,))
@@ -226,7 +226,7 @@ class Leases(Part):
             conn.execute(_ANOTHER_CHANCE, (here,))
 
         if not self._db.read(as_said):
-            self._write(settle)
+            self._rows.write(settle)
 
     def renew(self, work: Work, *, now_s: float, hold_s: float) -> bool:
         """Renew the lease. False: it went to another, or the unit is finished, so stop working on it."""
@@ -261,10 +261,13 @@ class Leases(Part):
         values = {"key": environment.key, "mode": "eager", "now": us(now_s), "stale": us(now_s) - STALE_US}
         return Remaining(**self._db.read(lambda conn: rows(conn, _REMAINING, values))[0])
 
-    def _ask_for(self, problems: Sequence[Problem], environment: Environment, now_us: int) -> list[int]:
+    def ask_for(self, problems: Iterable[Problem], environment: Environment, *, now_s: float) -> list[int]:
+        """Have these problems tuned here, after all that programs were seen to call. Returns their row ids."""
+        asked, now_us = list(dict.fromkeys(problems)), us(now_s)
+
         def work(conn: sqlite3.Connection) -> list[int]:
-            environment_id = self._environment_id(conn, environment, now_us)
-            ids = self._problem_ids(conn, problems)
+            environment_id = self._rows.environment_id(conn, environment, now_us)
+            ids = self._rows.problem_ids(conn, asked)
             conn.executemany(
                 "INSERT INTO demand (problem_id, environment_id, calls, sampled_calls, sampled_us, first_seen_us, "
                 "last_seen_us, asked_us) VALUES (?, ?, 0, 0, 0.0, ?, ?, ?) "
@@ -273,7 +276,7 @@ class Leases(Part):
             )
             return ids
 
-        return self._write(work)
+        return self._rows.write(work)
 
     def unask(self, problems: Sequence[Problem], *, since_s: float) -> int:
         """Forget requests for these since then that nobody waits for; called problems stay. Returns how many went."""
@@ -284,7 +287,7 @@ class Leases(Part):
             conn.execute(_UNASK_CALLED, values)
             return gone
 
-        return self._write(work)
+        return self._rows.write(work)
 
     def _claim(self, ranked: list[dict[str, Any]], environment: Environment, facts: dict[str, Any]) -> Work | None:
         """Lease the first of these that is still free and without a verdict; None: none is left, so rank again."""
@@ -295,24 +298,20 @@ class Leases(Part):
                     continue
                 problem = problem_of(unit).with_m(unit["unit_m"])
                 key = {
-                    "problem": self._problem_id(conn, problem), "environment": unit["environment"],
+                    "problem": self._rows.problem_id(conn, problem), "environment": unit["environment"],
                     "covers": unit["covers"],
                 }  # fmt: skip
                 claimed = conn.execute(CLAIM, {**facts, **key}).fetchall()
                 if not claimed:
                     continue
                 attempt = int(claimed[0][0])
+                lapsed = f"its lease lapsed or was given back {MAX_ATTEMPTS} times"
                 if attempt > MAX_ATTEMPTS:  # all its holders died without giving it back, so it kills daemons
                     conn.execute(
                         "UPDATE work SET state = 'failed', owner = NULL, attempts = ?, cause = 'lapsed', reason = ? "
                         "WHERE problem_id = ? "
                         "AND environment_id = ? AND covers = ? AND mode = ?",
-                        (
-                            MAX_ATTEMPTS,
-                            f"its lease lapsed or was given back {MAX_ATTEMPTS} times",
-                            *key.values(),
-                            facts["mode"],
-                        ),
+                        (MAX_ATTEMPTS, lapsed, *key.values(), facts["mode"]),
                     )
                     continue
                 members = (problem,) if unit["covers"] == "exact" else bucket_members(conn, unit)
@@ -322,7 +321,7 @@ class Leases(Part):
                 )  # fmt: skip
             return None
 
-        return self._write(work)
+        return self._rows.write(work)
 
     def _touch(self, work: Work, update: str, values: tuple[Any, ...]) -> bool:
         """Update the row of this lease if we still hold it."""
@@ -331,7 +330,7 @@ class Leases(Part):
             mine = lease_key(conn, work)
             return mine is not None and conn.execute(f"{update} WHERE {_MINE}", (*values, *mine)).rowcount > 0
 
-        return self._write(change)
+        return self._rows.write(change)
 
 
 def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environment) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.members_progress import DAY_US
 from gemmtuned.db.members_rows import Named, cached
-from gemmtuned.db.rows import Part, plain
+from gemmtuned.db.rows import Rows, plain
 from gemmtuned.db.sightings import run_id_of
 
 NEW_A_DAY: Final = 10_000  # problems never seen before
@@ -19,8 +19,8 @@ FURTHER_RUNS: Final = "(further runs)"  # whose calls are those of runs beyond t
 class Ours:
     """Numbers of ours for what rows name, made when new and within the limits of a day."""
 
-    def __init__(self, part: Part, conn: sqlite3.Connection, room: Room, now_us: int) -> None:
-        self._part, self._conn, self._room, self._now_us = part, conn, room, now_us
+    def __init__(self, shared: Rows, conn: sqlite3.Connection, room: Room, now_us: int) -> None:
+        self._rows, self._conn, self._room, self._now_us = shared, conn, room, now_us
         self._environments: dict[str, int | None] = {}
         self._runs: dict[str, int] = {}
 
@@ -29,15 +29,15 @@ class Ours:
         environment = cached(self._environments, named.environment, self._environment)
         if environment is None:
             return None
-        if not self._part._is_known(self._conn, named.problem) and not self._room.take("problem"):
+        if not self._rows.is_known(self._conn, named.problem) and not self._room.take("problem"):
             return None
-        return self._part._problem_id(self._conn, named.problem), environment, cached(self._runs, named.run, self._run)
+        return self._rows.problem_id(self._conn, named.problem), environment, cached(self._runs, named.run, self._run)
 
     def _environment(self, environment: Environment) -> int | None:
         known = self._conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
         if known is None and not self._room.take("environment"):
             return None
-        return self._part._environment_id(self._conn, environment, self._now_us)
+        return self._rows.environment_id(self._conn, environment, self._now_us)
 
     def _run(self, name: str) -> int:
         name = plain(name, 200)

@@ -79,11 +79,11 @@ class Recheck(Part):
         """Have all raced again that were measured here under other conditions (a driver's version); how many."""
 
         def work(conn: sqlite3.Connection) -> int:
-            here = self._environment_id(conn, environment, us(now_s))
+            here = self._rows.environment_id(conn, environment, us(now_s))
             values = {"environment": here, "conditions": conditions, "stamps": stamps_here(environment)}
             return conn.execute(_MARK, values).rowcount
 
-        return self._write(work) if conditions else 0
+        return self._rows.write(work) if conditions else 0
 
     def has_recheck(self, conditions: str) -> bool:
         """Whether any live solution waits for it, or was measured under other conditions, whatever its environment."""
@@ -107,11 +107,11 @@ class Recheck(Part):
         """Have the oldest solution raced again that was published before then; 0 when there is none."""
 
         def work(conn: sqlite3.Connection) -> int:
-            here = self._environment_id(conn, environment, us(now_s))
+            here = self._rows.environment_id(conn, environment, us(now_s))
             values = {"environment": here, "before": us(before_s), "stamps": stamps_here(environment)}
             return conn.execute(_SAMPLE, values).rowcount
 
-        return self._write(work)
+        return self._rows.write(work)
 
     def ask_again(self, problems: Sequence[Problem], *, dry_run: bool = False) -> int:
         """Have the solutions that serve these raced again, before all else; how many there are."""
@@ -119,7 +119,7 @@ class Recheck(Part):
         def work(conn: sqlite3.Connection) -> int:
             return conn.execute(_ASK, (look_up_keys(problems),)).rowcount
 
-        return self._would(work) if dry_run else self._write(work)
+        return self._rows.would(work) if dry_run else self._rows.write(work)
 
     def lease_recheck(
         self, owner: str, environment: Environment, kinds: Sequence[str], *, now_s: float, hold_s: float
@@ -159,4 +159,4 @@ class Recheck(Part):
                 )  # fmt: skip
             return None
 
-        return self._write(claim)
+        return self._rows.write(claim)

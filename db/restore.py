@@ -146,12 +146,12 @@ class Restore(Part):
             back = 0
             for start in range(0, len(state.lost), _CHUNK):
                 chunk = state.lost[start : start + _CHUNK]
-                numbers = self._problem_ids(conn, [s.problem for s in chunk])
+                numbers = self._rows.problem_ids(conn, [s.problem for s in chunk])
                 for s, problem_id in zip(chunk, numbers, strict=True):
                     back += self._bring_back(conn, s, problem_id, published, at, us(now_s))
             return TakenBack(back, len(state.lost) - back, len(gone))
 
-        return self._write(once, durable=True)
+        return self._rows.write(once, durable=True)
 
     def _bring_back(
         self, conn: sqlite3.Connection, s: Solution, problem_id: int, published: Published, at: int, now_us: int
@@ -185,10 +185,10 @@ class Restore(Part):
             return int(found[0])
         for environment in published.environments:
             if environment.device.key == s.device and environment.accepts(s.backend, s.stamp):
-                return self._environment_id(conn, environment, published.created_us)
+                return self._rows.environment_id(conn, environment, published.created_us)
         kind = s.device.partition("-")[0]
         device = Device(s.device, kind if kind in ("cuda", "rocm") else "cpu", s.device, "unknown", 0)
-        return self._environment_id(conn, Environment(device, {s.backend: s.stamp}), published.created_us)
+        return self._rows.environment_id(conn, Environment(device, {s.backend: s.stamp}), published.created_us)
 
 
 def standing(conn: sqlite3.Connection, published: Published | None) -> Standing:

@@ -97,7 +97,7 @@ class Resume(Part):
                     ).rowcount
             return freed
 
-        return self._write(work)
+        return self._rows.write(work)
 
     def waiting(self, *, now_s: float) -> list[dict[str, Any]]:
         """For each environment with problems that wait to be tuned: how many.
@@ -123,11 +123,11 @@ class Resume(Part):
     def retry_now(self, problems: Sequence[Problem], *, dry_run: bool = False) -> int:
         """Forget that these failed or were withdrawn by hand: somebody asks for them now. Returns how many had."""
         texts = json.dumps([str(p) for p in problems])
-        do = self._would if dry_run else self._write
+        do = self._rows.would if dry_run else self._rows.write
         return do(lambda conn: conn.execute(_RETRY, (texts,)).rowcount)
 
     def ask_for_seen(self, problems: Sequence[Problem], *, now_s: float, dry_run: bool = False) -> int:
         """Have those of these tuned that were seen and have no verdict, wherever, stale or not; how many there are."""
         values = us(now_s), json.dumps([str(p) for p in problems])
-        do = self._would if dry_run else self._write
+        do = self._rows.would if dry_run else self._rows.write
         return do(lambda conn: conn.execute(_ASK_FOR_SEEN, values).rowcount)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gemmtuned.db.labels import Labels
-from gemmtuned.db.rows import us
+from gemmtuned.db.rows import Part, Rows, us
 from gemmtuned.db.sightings import ADD_RECENT, HOURS
 
 KEEP_HOURS: Final = 24  # hours of days that ended less than this ago stay
@@ -50,8 +50,12 @@ FROM (
 Row = tuple[int, int, int, int, str, int, int, int]  # _KEY, calls, last_seen_us
 
 
-class RollUp(Labels):
+class RollUp(Part):
     """The part of the store that keeps it small."""
+
+    def __init__(self, shared: Rows) -> None:
+        super().__init__(shared)
+        self._labels = Labels(shared)
 
     def roll_up(self, *, now_s: float, for_s: float | None = None) -> bool:
         """Merge what is old enough, slice by slice, for that many seconds; None: to the end. True when it is all done.
@@ -62,17 +66,17 @@ class RollUp(Labels):
         """
         until_s = None if for_s is None else time.monotonic() + for_s
         while True:
-            if not (self._slice(us(now_s) // 3_600_000_000) or self._prune_labels(us(now_s))):
+            if not (self._slice(us(now_s) // 3_600_000_000) or self._labels.prune(us(now_s))):
                 break
             if until_s is not None and time.monotonic() > until_s:
                 return False
         before_us = us(now_s - FORGET_SESSIONS_S)
         old = "SELECT 1 FROM session WHERE beat_us < ? LIMIT 1"
         if self._db.read(lambda conn: conn.execute(old, (before_us,)).fetchone()):
-            self._write(lambda conn: conn.execute("DELETE FROM session WHERE beat_us < ?", (before_us,)))
+            self._rows.write(lambda conn: conn.execute("DELETE FROM session WHERE beat_us < ?", (before_us,)))
         hour = us(now_s) // 3_600_000_000 - KEEP_DAYS * 24
         if self._db.read(lambda conn: conn.execute("SELECT 1 FROM phase_call WHERE hour < ?", (hour,)).fetchone()):
-            self._write(lambda conn: conn.execute("DELETE FROM phase_call WHERE hour < ?", (hour,)))
+            self._rows.write(lambda conn: conn.execute("DELETE FROM phase_call WHERE hour < ?", (hour,)))
         return True
 
     def left_of_0_1_0(self) -> float:
@@ -85,14 +89,14 @@ class RollUp(Labels):
     def _slice(self, now_hour: int) -> bool:
         """One small step; False when there was nothing to do. Looks without the lock, and again with it."""
         if self._db.read(lambda conn: conn.execute("SELECT 1 FROM sighting_before LIMIT 1").fetchone()):
-            return self._write(lambda conn: _in_pieces(lambda: _bring_over(conn, now_hour)))
+            return self._rows.write(lambda conn: _in_pieces(lambda: _bring_over(conn, now_hour)))
         # row by row: all the hours of a store that was not rolled up for months are not looked up for each of them
         old = self._db.read(
             lambda conn: next((hour for (hour,) in conn.execute(HOURS) if _place(hour, now_hour) is not None), None)
         )
         if old is None:
             return False
-        return self._write(lambda conn: _in_pieces(lambda: _merge_hour(conn, old, now_hour)))
+        return self._rows.write(lambda conn: _in_pieces(lambda: _merge_hour(conn, old, now_hour)))
 
 
 def _in_pieces(piece: Callable[[], int]) -> bool:

@@ -71,11 +71,11 @@ class _NotKept(Exception):
         self.result = result
 
 
-class Part:
-    """What the parts of a Store share: the connection, and the row ids already known."""
+class Rows:
+    """What the parts of a Store share: the connection, its transactions, and the row ids already known."""
 
     def __init__(self, connection: Connection, *, remembered: int = MAX_REMEMBERED) -> None:
-        self._db = connection
+        self.db = connection
         self._opened = -1
         self._remembered = remembered
         self._problems: dict[Problem, int] = {}
@@ -84,18 +84,20 @@ class Part:
         self._environments: dict[str, tuple[dict[str, str], int]] = {}
         self._new_environments: dict[str, tuple[dict[str, str], int]] = {}
 
-    def _write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+    def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+        """The result of `work`, done in one transaction; see Connection.write."""
+
         def once(conn: sqlite3.Connection) -> T:
-            if self._opened != self._db.opened or len(self._problems) > self._remembered:
+            if self._opened != self.db.opened or len(self._problems) > self._remembered:
                 self._problems.clear()
                 self._environments.clear()
-                self._opened = self._db.opened
+                self._opened = self.db.opened
             self._fresh.clear()
             self._new_environments.clear()
             return work(conn)
 
         try:
-            result = self._db.write(once, durable=durable)
+            result = self.db.write(once, durable=durable)
             self._problems.update(self._fresh)
             self._environments.update(self._new_environments)
             return result
@@ -103,23 +105,23 @@ class Part:
             self._fresh.clear()
             self._new_environments.clear()
 
-    def _would(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def would(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """The result of `work`, whose changes are rolled back."""
 
         def once(conn: sqlite3.Connection) -> T:
             raise _NotKept(work(conn))
 
         try:
-            return self._write(once)
+            return self.write(once)
         except _NotKept as undone:
             return undone.result  # type: ignore[no-any-return]
 
-    def _problem_id(self, conn: sqlite3.Connection, problem: Problem) -> int:
-        """The row id of this problem, which is stored if new. Within `_write` only."""
-        return self._problem_ids(conn, (problem,))[0]
+    def problem_id(self, conn: sqlite3.Connection, problem: Problem) -> int:
+        """The row id of this problem, which is stored if new. Within `write` only."""
+        return self.problem_ids(conn, (problem,))[0]
 
-    def _problem_ids(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
-        """The row ids of these problems, in their order; new ones are stored together. Within `_write` only."""
+    def problem_ids(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
+        """The row ids of these problems, in their order; new ones are stored together. Within `write` only."""
         known, fresh = self._problems, self._fresh
         sought = {p: p.rest for p in problems if p not in fresh and (not known or p not in known)}
         if sought:
@@ -137,22 +139,22 @@ class Part:
             fresh.update(zip(sought, numbers, strict=True))
         return [fresh.get(p) or known[p] for p in problems]
 
-    def _is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
+    def is_known(self, conn: sqlite3.Connection, problem: Problem) -> bool:
         """Whether this problem is stored; nothing is added."""
         if problem in self._problems or problem in self._fresh:
             return True
         found = conn.execute("SELECT 1 FROM problem WHERE rest = ? AND m = ?", (problem.rest, problem.m)).fetchone()
         return found is not None
 
-    def _known_problems(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
+    def known_problems(self, conn: sqlite3.Connection, problems: Sequence[Problem]) -> list[int]:
         """The row ids of those of these problems that are stored; nothing is added."""
         found = (conn.execute(_FIND, (p.rest, p.m)).fetchone() for p in dict.fromkeys(problems))
         return [int(row[0]) for row in found if row is not None]
 
-    def _environment_id(self, conn: sqlite3.Connection, environment: Environment, now_us: int) -> int:
+    def environment_id(self, conn: sqlite3.Connection, environment: Environment, now_us: int) -> int:
         """The row id of this environment, which is stored with its device if new; its stamps are stored, too.
 
-        Within `_write` only.
+        Within `write` only.
         """
         key = environment.key
         known = self._environments.get(key)
@@ -172,6 +174,14 @@ class Part:
             conn.execute(LOOK_UP_AGAIN, (number,))
         self._new_environments[key] = (dict(environment.stamps), number)  # a copy: a program's stamps grow
         return number
+
+
+class Part:
+    """One part of a Store: the questions and changes of one kind. Its parts share one Rows."""
+
+    def __init__(self, shared: Rows) -> None:
+        self._rows = shared
+        self._db = shared.db
 
 
 def _stored(conn: sqlite3.Connection, sought: dict[Problem, str]) -> dict[tuple[str, int], int]:

@@ -81,7 +81,7 @@ _HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # out
 class Sightings(Part):
     """The part of the store that programs write."""
 
-    def add_sightings(self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float) -> None:
+    def add(self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float) -> None:
         """Add the calls of these sightings, all or none; calls in a phase are stored apart from the traffic.
 
         Raises StoreBusy or StoreError; then nothing was added, and the same batch can be added later.
@@ -91,9 +91,9 @@ class Sightings(Part):
         hour = now_us // 3_600_000_000
 
         def work(conn: sqlite3.Connection) -> None:
-            environment_id = self._environment_id(conn, environment, now_us)
+            environment_id = self._rows.environment_id(conn, environment, now_us)
             run_id = run_id_of(conn, run)
-            ids = self._problem_ids(conn, [s.problem for s in batch])
+            ids = self._rows.problem_ids(conn, [s.problem for s in batch])
             place = (environment_id, run_id)
             seen = list(zip(ids, batch, strict=True))
             traffic = [
@@ -105,7 +105,7 @@ class Sightings(Part):
             phases = [(i, *place, plain(s.phase, 60), hour, s.calls, now_us) for i, s in seen if s.phase and s.calls]
             conn.executemany(_ADD_PHASE, phases)
 
-        self._write(work)
+        self._rows.write(work)
 
     def add_compiled(
         self, run: str, environment: Environment, gemms: Iterable[tuple[Problem, str]], *, now_s: float
@@ -115,12 +115,12 @@ class Sightings(Part):
         now_us = us(now_s)
 
         def work(conn: sqlite3.Connection) -> None:
-            place = (self._environment_id(conn, environment, now_us), run_id_of(conn, run))
-            ids = self._problem_ids(conn, [problem for problem, _ in batch])
+            place = (self._rows.environment_id(conn, environment, now_us), run_id_of(conn, run))
+            ids = self._rows.problem_ids(conn, [problem for problem, _ in batch])
             rows = [(i, *place, plain(kernel, 200), now_us, now_us) for i, (_, kernel) in zip(ids, batch, strict=True)]
             conn.executemany(_COMPILED, rows)
 
-        self._write(work)
+        self._rows.write(work)
 
     def beat(self, session: Session, *, now_s: float) -> None:
         """Store that this process is alive, and its state."""
@@ -141,32 +141,13 @@ class Sightings(Part):
             key = (s.device, s.mode, s.covers, s.backend, s.config, s.stamp)
             conn.execute(
                 ADD_QUARANTINE,
-                (self._problem_id(conn, s.problem), *key, plain(reason, 4096), plain(run, 512), how, us(now_s)),
+                (self._rows.problem_id(conn, s.problem), *key, plain(reason, 4096), plain(run, 512), how, us(now_s)),
             )
 
-        self._write(work)
+        self._rows.write(work)
 
     def _put_session(self, s: Session, beat_us: int, ended_us: int | None) -> None:
-        self._write(lambda conn: self._keep_session(conn, s, beat_us, ended_us))
-
-    def _keep_session(self, conn: sqlite3.Connection, s: Session, beat_us: int, ended_us: int | None) -> None:
-        """Write the row of a session. Within `_write` only."""
-        key = (plain(s.host, 512), s.pid, s.started_us, plain(s.run, 512))
-        where = None if s.namespace is None else plain(s.namespace, 100)
-        state = (
-            s.path,
-            s.generation,
-            s.active_us,
-            s.calls,
-            s.dropped,
-            s.errors,
-            s.reload_failures,
-            plain(s.note, 4096),
-        )
-        device, inode = self._db.file()
-        file = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
-        more = (beat_us, ended_us, s.rank, where, plain(s.role, 60), plain(s.operators, 8192), max(s.waited_us, 0))
-        conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *file, *more))
+        self._rows.write(lambda conn: keep_session(conn, self._db.file(), s, beat_us, ended_us))
 
 
 def count(conn: sqlite3.Connection, seen: Sequence[tuple[int, int, int, int, str, int, int, int, float, int]]) -> None:
@@ -192,3 +173,25 @@ def run_id_of(conn: sqlite3.Connection, name: str) -> int:
     if found is None:
         found = conn.execute("INSERT INTO run (name) VALUES (?) RETURNING id", (name,)).fetchone()
     return int(found[0])
+
+
+def keep_session(
+    conn: sqlite3.Connection, file: tuple[int, int], s: Session, beat_us: int, ended_us: int | None
+) -> None:
+    """Write the row of a session. file: st_dev and st_ino of the database that it writes to. Within a write only."""
+    key = (plain(s.host, 512), s.pid, s.started_us, plain(s.run, 512))
+    where = None if s.namespace is None else plain(s.namespace, 100)
+    state = (
+        s.path,
+        s.generation,
+        s.active_us,
+        s.calls,
+        s.dropped,
+        s.errors,
+        s.reload_failures,
+        plain(s.note, 4096),
+    )
+    device, inode = file
+    counted_in = (device, inode & (1 << 63) - 1)  # inode numbers are unsigned, SQLite's integers are not
+    more = (beat_us, ended_us, s.rank, where, plain(s.role, 60), plain(s.operators, 8192), max(s.waited_us, 0))
+    conn.execute(_SESSION, (*key, *state, sqlite3.sqlite_version, *counted_in, *more))

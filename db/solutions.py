@@ -127,7 +127,7 @@ class Solutions(Part):
         measured = (plain(conditions, 512), others, "drift" if crowded and again else None)
 
         def once(conn: sqlite3.Connection) -> int:
-            environment_id = self._environment_id(conn, environment, now_us)
+            environment_id = self._rows.environment_id(conn, environment, now_us)
             device_id = conn.execute("SELECT device_id FROM environment WHERE id = ?", (environment_id,)).fetchone()[0]
             where = (environment_id, device_id, stamps_here(environment))
             generation = raise_generation(conn, now_us, installed=len(solutions), note="installed")
@@ -139,7 +139,7 @@ class Solutions(Part):
                 drop_lease(conn, work)
             return generation
 
-        return self._write(once, durable=True)
+        return self._rows.write(once, durable=True)
 
     def launches(self) -> list[str]:
         """The launch records, as JSON, of all solutions there ever were that have a compiled kernel."""
@@ -176,7 +176,7 @@ class Solutions(Part):
             raise_generation(conn, us(now_s), at_least=generation, note="written anew")
             return True
 
-        return self._write(once, durable=True)
+        return self._rows.write(once, durable=True)
 
     def withdraw(
         self, problems: Sequence[Problem], *, reason: str, now_s: float, dry_run: bool = False, hold: bool = True
@@ -195,7 +195,7 @@ class Solutions(Part):
                     conn.execute(HOLD, (us(now_s), us(now_s), "withdrawn", plain(f"withdrawn: {reason}", 4096), which))
             return solutions_of(found)
 
-        return self._write(once, durable=not dry_run)
+        return self._rows.write(once, durable=not dry_run)
 
     def take_quarantined(self, *, now_s: float) -> list[Solution]:
         """Act on failures in programs; returns the solutions that are withdrawn.
@@ -219,7 +219,7 @@ class Solutions(Part):
             _retire(conn, failed, us(now_s), "failed inside a program, and in a run of our own")
             return solutions_of([*wrong, *failed])
 
-        return self._write(once, durable=True)
+        return self._rows.write(once, durable=True)
 
     def _put(
         self, conn: sqlite3.Connection, s: Solution, where: tuple[int, int, str], generation: int, now_us: int,
@@ -231,7 +231,7 @@ class Solutions(Part):
         conditions, others and recheck.
         """
         environment_id, device_id, stamps = where
-        problem_id = self._problem_id(conn, s.problem)
+        problem_id = self._rows.problem_id(conn, s.problem)
         key: dict[str, Any] = {
             "problem": problem_id, "device": device_id, "mode": s.mode, "covers": s.covers, "stamps": stamps,
         }  # fmt: skip

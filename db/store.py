@@ -1,10 +1,8 @@
 """The store as programs and the daemon use it: one object over one SQLite file.
 
-sightings.py holds what programs write and ingest.py what those of others left; leases.py, recheck.py and resume.py how
-daemons share work, fleet.py and fleet_sync.py how hosts do; trials.py what single runs gave, hints.py imported tables,
-solutions.py the verdicts, curation.py what operators make of them, restore.py how they come back from what is
-published;
-rollup.py what keeps the file small, connect.py how it is opened, locked and mended.  Reading for people is queries.py.
+Its parts are attributes, each named as its file: `store.leases.lease_next` is in leases.py.  The parts share one
+connection (connect.py: how the file is opened, locked and mended) and the row ids that are known (rows.py).
+What people read is asked in queries.py.
 """
 
 from __future__ import annotations
@@ -19,12 +17,13 @@ from gemmtuned.db.fleet import Fleet
 from gemmtuned.db.fleet_sync import FleetSync
 from gemmtuned.db.hints import Hints
 from gemmtuned.db.ingest import Ingest
-from gemmtuned.db.leases import Remaining, Work
+from gemmtuned.db.leases import Leases, Remaining, Work
 from gemmtuned.db.recheck import Recheck
 from gemmtuned.db.restore import Restore
 from gemmtuned.db.resume import Resume, State
 from gemmtuned.db.rollup import RollUp
-from gemmtuned.db.rows import MAX_REMEMBERED
+from gemmtuned.db.rows import MAX_REMEMBERED, Rows
+from gemmtuned.db.sightings import Sightings
 from gemmtuned.db.solutions import Solutions
 from gemmtuned.db.trials import Trials
 from gemmtuned.db.upkeep import check
@@ -32,7 +31,7 @@ from gemmtuned.db.upkeep import check
 __all__ = ["Remaining", "State", "Store", "Work", "check"]
 
 
-class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore, Trials, Fleet, FleetSync):
+class Store:
     """Read and write one database. Threads may share it; a forked child goes on with a connection of its own.
 
     locks: the folder of the lock file, the same for all who use this database.  timeout_s: how long any call waits for
@@ -41,9 +40,9 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
     beat: called every few milliseconds while a damaged file is built anew; a StoreError that it raises ends that.
     remembered: problems whose numbers are kept in memory.
 
-    Every method raises StoreBusy when others held the file too long and StoreError when it cannot be used; then
-    nothing of that call was kept, and the next call tries afresh.  When a call meets damage the file is set aside,
-    what can be read is salvaged, one warning is logged, and the call goes on with the new file.
+    Every method of a part raises StoreBusy when others held the file too long and StoreError when it cannot be used;
+    then nothing of that call was kept, and the next call tries afresh.  When a call meets damage the file is set
+    aside, what can be read is salvaged, one warning is logged, and the call goes on with the new file.
     """
 
     def __init__(
@@ -58,8 +57,16 @@ class Store(Ingest, Hints, Recheck, Resume, RollUp, Solutions, Curation, Restore
         remembered: int = MAX_REMEMBERED,
     ) -> None:
         self.path = path
-        connection = Connection(path, locks=locks, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat)
-        super().__init__(connection, remembered=remembered)
+        self._db = Connection(path, locks=locks, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat)
+        shared = Rows(self._db, remembered=remembered)
+        # What programs count, ours and those of other users
+        self.sightings, self.ingest, self.rollup = Sightings(shared), Ingest(shared), RollUp(shared)
+        # Who tunes what: between daemons, after an interruption, once more, and between hosts
+        self.leases, self.resume, self.recheck = Leases(shared), Resume(shared), Recheck(shared)
+        self.fleet, self.fleet_sync = Fleet(shared), FleetSync(shared)
+        # What is known: imported rows, single runs, verdicts, what operators make of them, how they come back
+        self.hints, self.trials, self.solutions = Hints(shared), Trials(shared), Solutions(shared)
+        self.curation, self.restore = Curation(shared), Restore(shared)
 
     def lies_at(self) -> tuple[int, int] | None:
         """(st_dev, st_ino) of the file that lies at the path now; None when there is none."""

@@ -40,7 +40,7 @@ SELECT t.backend, t.config FROM trial t
 class Trials(Part):
     """The part of the store that holds trials."""
 
-    def add_trial(
+    def add(
         self, work: Work, problem: Problem, candidate: Candidate, *, phase: str, us: float | None, err: float | None,
         outcome: str, note: str, started_us: int,
     ) -> None:  # fmt: skip
@@ -50,7 +50,11 @@ class Trials(Part):
         """
 
         def keep(conn: sqlite3.Connection) -> None:
-            key = (self._problem_id(conn, problem), self._environment_id(conn, work.environment, started_us), work.mode)
+            key = (
+                self._rows.problem_id(conn, problem),
+                self._rows.environment_id(conn, work.environment, started_us),
+                work.mode,
+            )
             what = (
                 candidate.backend,
                 candidate.config,
@@ -65,7 +69,7 @@ class Trials(Part):
             )
             conn.execute(_TRIAL, (*key, *what))
 
-        self._write(keep)
+        self._rows.write(keep)
 
     def failed_candidates(self, problem: Problem, environment: Environment) -> set[Candidate]:
         """Candidates not to be tried: they crashed, hung, were wrong or refused here, or failed inside a program.

@@ -147,7 +147,7 @@ def give(home: Path) -> None:
             stamp=place.stamps[backend], us=us if best else us / 2, baseline_us=us, gain_low=1.0 if best else 1.9,
             err=1e-6, baseline_err=1e-6, state="default_best" if best else "published",
         )  # fmt: skip
-        store.install(None, [solution], environment=place, now_s=time.time())
+        store.solutions.install(None, [solution], environment=place, now_s=time.time())
     publish(store, home / "configs", home / "locks", now_s=time.time())
     store.close()
 

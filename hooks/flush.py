@@ -230,11 +230,11 @@ class Flusher:
             is_given = self._give(store, now_s)
             while self._quarantine:
                 solution, reason, how = self._quarantine[0]
-                self._at(store.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
+                self._at(store.sightings.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
                 self._quarantine.pop(0)
             if beat or last:
                 self._crowd.was_in_the_way()  # it is else asked with timed calls only, which may be rare
-                self._at(store.end_session if last else store.beat, self._session(), now_s=now_s)
+                self._at(store.sightings.end_session if last else store.sightings.beat, self._session(), now_s=now_s)
                 self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
             self.complaint, self._busy_since_s = "" if is_given else _LATE, 0.0
         except (GemmtunedError, OSError) as err:
@@ -253,13 +253,13 @@ class Flusher:
             if environment is None:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
             else:
-                self._at(store.add_sightings, run, environment, sightings(counts), now_s=now_s)
+                self._at(store.sightings.add, run, environment, sightings(counts), now_s=now_s)
             self._pending.forget(counts, written=environment is not None)
         self._pending.all_given()
         for place, gemms in self._compiled.by_place():
             environment = self._environment_of(place)
             if environment is not None:
-                self._at(store.add_compiled, self.run, environment, gemms, now_s=now_s)
+                self._at(store.sightings.add_compiled, self.run, environment, gemms, now_s=now_s)
             self._compiled.forget(place)
         return True
 

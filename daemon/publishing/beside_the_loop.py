@@ -42,8 +42,8 @@ class Publishing:
 
     def begin(self, now_s: float, *, here: bool = False) -> None:
         """Publish; here: in this thread, however long it takes. Raises as `publish` does, where it is done here."""
-        generation = self._store.generation()
-        if here or self._store.count_live() <= FEW:
+        generation = self._store.solutions.generation()
+        if here or self._store.solutions.count_live() <= FEW:
             self._publish(self._store, generation, now_s)
         else:
             self._thread = threading.Thread(

@@ -36,7 +36,7 @@ def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:
         published = read_published(folder)
         if published is not None and (published.trouble or published.unread or published.manifest is None):
             return 0
-        named = {digest for text in store.launches() for digest in _DIGEST.findall(text)}
+        named = {digest for text in store.solutions.launches() for digest in _DIGEST.findall(text)}
         if published is not None:
             named.update(digest for line in published.lines for digest in _DIGEST.findall(line))
         before = time.time() - YOUNG_S  # files have the system's clock

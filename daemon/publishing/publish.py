@@ -78,12 +78,14 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
             if before is not None:
                 generation = max(generation, before.generation + (not whole))
             # The same number means the same table in the store, the manifest and every program
-            if generation > state.generation and not store.skip_to(generation, after=state.generation, now_s=now_s):
+            if generation > state.generation and not store.solutions.skip_to(
+                generation, after=state.generation, now_s=now_s
+            ):
                 continue  # others have changed the store meanwhile
             if manifest is not None and whole and generation == manifest.generation:
                 return manifest
             manifest = write_contents(
-                folder, new, generation=generation, now_s=now_s, store_us=store.publication_us(generation),
+                folder, new, generation=generation, now_s=now_s, store_us=store.solutions.publication_us(generation),
                 environments=state.environments,
             )  # fmt: skip
             rows = sum(file.rows for file in manifest.files)
@@ -106,7 +108,7 @@ def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:
     before = read_published(folder)
     if before is None:
         return
-    state = store.standing(before)
+    state = store.restore.standing(before)
     if state.behind or state.lost or state.short:
         with publishing(locks):
             _settle(store, folder, now_s=now_s)
@@ -116,9 +118,9 @@ def _settle(store: Store, folder: Path, *, now_s: float, give_up: bool = False) 
     """(what is published, the store compared with it), once the store accounts for every published row."""
     before = read_published(folder)
     if before is None:
-        return None, store.standing(None)
+        return None, store.restore.standing(None)
     for _ in range(_TRIES):
-        state = store.standing(before)
+        state = store.restore.standing(before)
         if state.short and not give_up:
             raise TableError(
                 f"{folder}: {state.short} solutions of generation {before.generation} cannot be read "
@@ -130,7 +132,7 @@ def _settle(store: Store, folder: Path, *, now_s: float, give_up: bool = False) 
             if before.trouble:
                 logger.warning("published tables not usable, written anew reason=%r", before.trouble)
             return before, state
-        _say(store.take_back(before, now_s=now_s), before, state)
+        _say(store.restore.take_back(before, now_s=now_s), before, state)
     raise TableError(
         f"{folder}: the database loses rows while it is compared with generation {before.generation}: nothing is "
         "published, programs keep the table that they hold. Look at: gemmtuned doctor"
@@ -185,7 +187,7 @@ def _is_current(store: Store, folder: Path) -> Manifest | None:
     if manifest is None or not manifest.store_us:
         return None
     rows = sum(file.rows for file in manifest.files)
-    launches = store.launches_at(manifest.generation, manifest.store_us, solutions=rows)
+    launches = store.restore.launches_at(manifest.generation, manifest.store_us, solutions=rows)
     if launches is None or not all(is_whole(folder, file) for file in manifest.files):
         return None
     try:

@@ -78,10 +78,14 @@ class WorkQueue:
             return bool(self._request.open())
         if self._recheck and self._wants_recheck(device):
             return True
-        return any(row["device"] == device for row in self._store.waiting(now_s=now_s))
+        return any(row["device"] == device for row in self._store.resume.waiting(now_s=now_s))
 
     def _wants_recheck(self, device: str) -> bool:
-        return self._store.count_asked(device) > 0 if self._only_asked else self._store.has_recheck(self._conditions)
+        return (
+            self._store.recheck.count_asked(device) > 0
+            if self._only_asked
+            else self._store.recheck.has_recheck(self._conditions)
+        )
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
         """Lease the free work worth most that a worker of this environment can do.
@@ -97,14 +101,14 @@ class WorkQueue:
         first = ASKED if self._only_asked else FIRST
         work = self._again(environment, first, now_s) if self._recheck else None
         if work is None:
-            gate = self._store.fleet_gate(environment, now_s=now_s) if asked is None else None
-            work = self._store.lease_next(
+            gate = self._store.fleet.gate(environment, now_s=now_s) if asked is None else None
+            work = self._store.leases.lease_next(
                 self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again, after=after,
                 gate=gate,
             )  # fmt: skip
             self._shared = work if asked is None else None
             if gate is not None and gate.only is not None:
-                self._store.fleet_ask(environment, now_s=now_s)
+                self._store.fleet.ask(environment, now_s=now_s)
         if work is None and self._recheck and not self._only_asked:
             work = self._again(environment, LAST, now_s)
         self._leased_s = now_s
@@ -113,27 +117,27 @@ class WorkQueue:
 
     def _again(self, environment: Environment, kinds: Sequence[str], now_s: float) -> Work | None:
         if self._marked != environment and not self._only_asked:
-            marked = self._store.mark_changed(environment, self._conditions, now_s=now_s)
+            marked = self._store.recheck.mark_changed(environment, self._conditions, now_s=now_s)
             self._marked = environment
             if marked:
                 logger.info("raced again solutions=%d reason='measured under another %s'", marked, self._conditions)
         if kinds == LAST and self._sample.is_due(now_s):
-            self._store.mark_sample(environment, before_s=now_s - OLD_S, now_s=now_s)
+            self._store.recheck.mark_sample(environment, before_s=now_s - OLD_S, now_s=now_s)
             self._sample.wait_until(now_s + SAMPLE_S)
-        return self._store.lease_recheck(self._owner, environment, kinds, now_s=now_s, hold_s=HOLD_S)
+        return self._store.recheck.lease_recheck(self._owner, environment, kinds, now_s=now_s, hold_s=HOLD_S)
 
     def order(self, work: Work) -> Order:
         """The worker's order: the work, and candidates to skip since they failed at one of its sizes."""
         skip: set[Candidate] = set()
         for problem in {work.problem, *work.members}:
-            skip |= self._store.failed_candidates(problem, work.environment)
+            skip |= self._store.trials.failed_candidates(problem, work.environment)
         options = SearchOptions()
         if self._request is not None:
             options = self._request.options
             skip |= {candidate for problem, candidate in self._request.too_slow if problem in work.members}
-        options = replace(options, seeds=self._store.seeds(work))
+        options = replace(options, seeds=self._store.hints.seeds(work))
         if work is self._shared:
-            self._check = Check.of(work, self._store.fleet_results(work))
+            self._check = Check.of(work, self._store.fleet.results(work))
         if self._check is not None and self._check.work is work:
             options = self._check.options(options)
         skip.discard(Candidate(DEFAULT_BACKEND))  # never skipped: the others are judged against it
@@ -143,7 +147,7 @@ class WorkQueue:
         """Renew the lease when it is time to. False: it lapsed, and another owner has it now."""
         if not self._renew.is_due(now_s):
             return True
-        held = self._store.renew(work, now_s=now_s, hold_s=HOLD_S)
+        held = self._store.leases.renew(work, now_s=now_s, hold_s=HOLD_S)
         self._renew.wait_until(now_s + HOLD_S / 6)
         return held
 
@@ -153,7 +157,7 @@ class WorkQueue:
         if asked is not None and asked.timeout_s is not None and trial.outcome == "hang":
             asked.too_slow.add((trial.problem, trial.candidate))
             trial = replace(trial, outcome="timeout")
-        self._store.add_trial(
+        self._store.trials.add(
             work, trial.problem, trial.candidate, phase=trial.phase, us=trial.us, err=trial.err,
             outcome=trial.outcome, note=trial.note, started_us=trial.started_us,
         )  # fmt: skip
@@ -180,18 +184,18 @@ class WorkQueue:
         check = self._check if self._check is not None and self._check.work is work else None
         if check is not None and (refusal := check.against(found)):
             self._refuse(check, refusal, now_s)
-            return self._store.generation()
+            return self._store.solutions.generation()
         final = asked is None or solution.backend != DEFAULT_BACKEND or not asked.left_out(work.members)
         if not final:
-            self._store.release(work, now_s=now_s, counted=False)
-            generation = self._store.generation()
+            self._store.leases.release(work, now_s=now_s, counted=False)
+            generation = self._store.solutions.generation()
         else:
-            generation = self._store.install(
+            generation = self._store.solutions.install(
                 work, found, environment=work.environment, now_s=now_s, conditions=self._conditions,
                 others=others, again=asked is not None,
             )  # fmt: skip
         if check is not None:
-            self._store.fleet_judge(check.result.path, "")
+            self._store.fleet.judge(check.result.path, "")
             logger.info("checked here problem=%s host=%s", work.problem, check.result.host)
         family = work.problem.family
         self._spent_s[family] = self._spent_s.get(family, 0.0) + min(max(now_s - self._leased_s, 0.0), 3600.0)
@@ -209,11 +213,11 @@ class WorkQueue:
 
     def give_back(self, work: Work, now_s: float) -> None:
         """Give the lease back; the attempt does not count."""
-        self._store.release(work, now_s=now_s, counted=False)
+        self._store.leases.release(work, now_s=now_s, counted=False)
 
     def put_off(self, work: Work, reason: str, now_s: float, *, for_good: bool) -> None:
         """As give_back, with a reason; for_good: this run does not lease it again."""
-        self._store.release(work, now_s=now_s, counted=False, put_off=reason)
+        self._store.leases.release(work, now_s=now_s, counted=False, put_off=reason)
         if for_good and self._request is not None:
             self._request.settle(work.problem, work.covers, None, put_off=reason)
 
@@ -222,7 +226,7 @@ class WorkQueue:
         if self._check is not None and self._check.work is work:
             self._refuse(self._check, reason, now_s)
             return
-        retry_s = self._store.fail(work, reason, now_s=now_s)
+        retry_s = self._store.leases.fail(work, reason, now_s=now_s)
         if self._request is not None:
             self._request.settle(work.problem, work.covers, None)
         logger.warning(
@@ -232,8 +236,8 @@ class WorkQueue:
 
     def _refuse(self, check: Check, reason: str, now_s: float) -> None:
         """Another host's result does not hold here: free the unit for a search of our own."""
-        self._store.fleet_judge(check.result.path, reason)
-        self._store.release(check.work, now_s=now_s, counted=False)
+        self._store.fleet.judge(check.result.path, reason)
+        self._store.leases.release(check.work, now_s=now_s, counted=False)
         logger.warning(
             "refused a result problem=%s host=%s reason=%r", check.work.problem, check.result.host, reason
         )  # fmt: skip

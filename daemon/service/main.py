@@ -161,13 +161,13 @@ def tune_now(
             always=not idle, quiet=True,
         )  # fmt: skip
         _patiently(daemon.resume, told, WAIT_S)
-        _patiently(lambda now_s: store.retry_now(wanted), told, WAIT_S)
+        _patiently(lambda now_s: store.resume.retry_now(wanted), told, WAIT_S)
         try:
             states, others = _until_done(daemon, request, wanted, told, progress)
         finally:
             daemon.stop(time.time())
             with contextlib.suppress(StoreError):  # the daemon shall not tune what an interrupt left untried
-                store.unask(request.open(), since_s=began_s)
+                store.leases.unask(request.open(), since_s=began_s)
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
         return replace(
             _results(store, request, wanted, environment, states, told.code),
@@ -261,7 +261,7 @@ def _until_done(
             raise TryLater(seat.store_trouble)
         if seat.environment is not None:
             with contextlib.suppress(StoreError):  # asked again at the next turn
-                states = daemon.store.states(wanted, seat.environment, now_s=now_s)
+                states = daemon.store.resume.states(wanted, seat.environment, now_s=now_s)
         ended = {"failed", "waiting", "untunable"} | (set() if request.again else {"solved"})
         done = sum(1 for p in wanted if p in request.settled or (p in states and states[p].state in ended))
         notice = seat.notice()
@@ -287,7 +287,7 @@ def _results(
     solutions = {}
     live: dict[tuple[Problem, str], Solution] = {}
     if environment is not None:
-        for solution in store.published([environment.device.key])[1]:
+        for solution in store.solutions.published([environment.device.key])[1]:
             if environment.accepts(solution.backend, solution.stamp):
                 live[solution.problem, solution.covers] = solution
     for problem in wanted:

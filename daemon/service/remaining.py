@@ -33,7 +33,7 @@ class Remaining:
         self._said_s = self._tuned_s
         places = {seat.environment.key: seat.environment for seat in seats if seat.environment is not None}
         try:
-            found = [self._store.remaining(place, now_s=now_s) for place in places.values()]
+            found = [self._store.leases.remaining(place, now_s=now_s) for place in places.values()]
         except StoreError:  # upkeep says that
             return
         left = sum(one.queued + one.leased for one in found)

@@ -127,13 +127,13 @@ class Daemon:
             if self._quiet:
                 raise
             logger.warning("published tables not compared reason=%r", str(err))
-        freed = self.store.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
+        freed = self.store.resume.release_dead(is_dead, counts=lambda owner: not outlived_boot(owner), now_s=now_s)
         if freed:
             logger.info("resumed leases_of_dead_daemons=%d", freed)
         for arch in dict.fromkeys(seat.monitor.device.arch for seat in self.seats):
             rows = shipped(arch)
             if rows:
-                self.store.add_hints(rows, source=f"shipped with gemmtuned: {arch}", now_s=now_s)
+                self.store.hints.add(rows, source=f"shipped with gemmtuned: {arch}", now_s=now_s)
 
     def turn(self, now_s: float) -> None:
         """Look, decide and act once. Never sleeps, and does not raise for errors of the machine (disk, driver)."""
@@ -195,18 +195,18 @@ class Daemon:
         if not all(seat.at_rest for seat in self.seats):
             return False
         try:
-            if self.store.generation() != self.upkeep.generation:
+            if self.store.solutions.generation() != self.upkeep.generation:
                 return False
             # Of a worker that has sent nothing yet we know only the device
             silent = {seat.monitor.device.key for seat in self.seats if seat.environment is None}
-            if silent and any(row["device"] in silent for row in self.store.waiting(now_s=now_s)):
+            if silent and any(row["device"] in silent for row in self.store.resume.waiting(now_s=now_s)):
                 return False
             for seat in self.seats:
-                if self._recheck and self.store.count_asked(seat.monitor.device.key, seat.environment):
+                if self._recheck and self.store.recheck.count_asked(seat.monitor.device.key, seat.environment):
                     return False
                 if seat.environment is None:
                     continue
-                left = self.store.remaining(seat.environment, now_s=now_s)
+                left = self.store.leases.remaining(seat.environment, now_s=now_s)
                 if not seat.out_of_work or left.queued or left.leased or left.waiting:
                     return False
         except StoreError:
@@ -232,7 +232,7 @@ class Daemon:
         elif gpus and self._ahead.wants(now_s):
             device = gpus[0]
             try:
-                problems = self.store.dearest(device.key, now_s=now_s, limit=4 * AT_ONCE)
+                problems = self.store.resume.dearest(device.key, now_s=now_s, limit=4 * AT_ONCE)
             except StoreError:  # compiling ahead only saves time
                 return
             self._ahead.begin(device, problems, now_s)

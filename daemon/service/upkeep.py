@@ -70,7 +70,7 @@ class Upkeep:
                 self.publishing.forget()
                 self.generation = -1  # compared with what is published before all else
             self._take_ingest(now_s)
-            for gone in self._store.take_quarantined(now_s=now_s):
+            for gone in self._store.solutions.take_quarantined(now_s=now_s):
                 logger.warning(
                     "withdrawn problem=%s backend=%s reason='reported by a program'", gone.problem, gone.backend
                 )
@@ -104,13 +104,13 @@ class Upkeep:
         overdue = not self._merged_s <= now_s < self._merged_s + OVERDUE_S  # a daemon may never rest
         if not self._merge.is_due(now_s) or not (rests or (overdue and not self._quiet)):
             return
-        if self._store.roll_up(now_s=now_s, for_s=ROLL_UP_FOR_S):
+        if self._store.rollup.roll_up(now_s=now_s, for_s=ROLL_UP_FOR_S):
             self._merged_s = now_s
             self._merge.wait_until(now_s + ROLL_UP_S)
             return
         if self._progress.is_due(now_s):
             self._progress.wait_until(now_s + PROGRESS_S)
-            left = self._store.left_of_0_1_0()
+            left = self._store.rollup.left_of_0_1_0()
             if left:
                 logger.info("upgrading in slices left_percent=%.0f of='the counts of version 0.1.0'", 100 * left)
         if rests:
@@ -129,7 +129,7 @@ class Upkeep:
             return
         began_s = time.monotonic()
         try:
-            self._store.take_from(self._settings.ingest, now_s=now_s, limit_s=INGEST_S)
+            self._store.ingest.take_from(self._settings.ingest, now_s=now_s, limit_s=INGEST_S)
             self._ingest_trouble = ""
             if time.monotonic() - began_s > INGEST_S:  # there is more
                 self._look.hurry()
@@ -148,7 +148,7 @@ class Upkeep:
             return
         if self._laid.changed():  # by another publisher, or by hand
             self.generation = -1
-        if self._store.generation() != self.generation:
+        if self._store.solutions.generation() != self.generation:
             if not self._publish_again.is_due(now_s):
                 self._look.wait_until(self._publish_again.at_s)
                 return
@@ -168,7 +168,7 @@ class Upkeep:
         if not ours or not self._look_around.is_due(now_s):
             return  # before the first worker has spoken, nobody knows what it can reproduce
         self._look_around.wait_until(now_s + LOOK_AROUND_S)
-        found = [row for row in self._store.waiting(now_s=now_s) if row["environment"] not in ours]
+        found = [row for row in self._store.resume.waiting(now_s=now_s) if row["environment"] not in ours]
         for row in found:
             if row["environment"] not in {known["environment"] for known in self.elsewhere}:
                 logger.warning(

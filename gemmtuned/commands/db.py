@@ -112,7 +112,7 @@ def publish(
     here = settings()
     with curator(here, give_up=give_up) as store:
         generation, changed = put_in_use(store, here, give_up=give_up)
-        solutions = len(store.published()[1])
+        solutions = len(store.solutions.published()[1])
     line = f"generation {generation} is published: {solutions} solutions" + ("" if changed else ", as it was")
     facts = {"generation": generation, "changed": changed, "solutions": solutions}
     show(Report("db.publish", facts=facts, lines=[line]), as_json=as_json)

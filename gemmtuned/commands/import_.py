@@ -221,9 +221,9 @@ def _take_back(here: Settings) -> int:
 
     store = Store(here.db, locks=here.locks)
     try:
-        before = len(store.published()[1])
+        before = len(store.solutions.published()[1])
         take_back(store, here.config_dir, here.locks, now_s=time.time())
-        return max(len(store.published()[1]) - before, 0)
+        return max(len(store.solutions.published()[1]) - before, 0)
     finally:
         store.close()
 
@@ -237,13 +237,13 @@ def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: in
     try:
         found = [one for one in found if one.format != MODEL]
         for one in found:
-            store.add_hints(one.hints, source=str(Path(one.path).absolute()), now_s=now_s)
+            store.hints.add(one.hints, source=str(Path(one.path).absolute()), now_s=now_s)
         wanted = [hint.problem for one in found for hint in one.hints if hint.kind == "untuned" and hint.problem]
         wanted = list(dict.fromkeys(problem for problem in wanted if can_tune(problem)))
         if not queue or not wanted:
             return 0
-        for environment in store.known_environments() or _here():
-            store.ask_for((_asked(p, environment, threads) for p in wanted), environment, now_s=now_s)
+        for environment in store.hints.known_environments() or _here():
+            store.leases.ask_for((_asked(p, environment, threads) for p in wanted), environment, now_s=now_s)
         return len(wanted)
     finally:
         store.close()
@@ -274,7 +274,7 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
     there = environment(device)
     store = Store(here.db, locks=here.locks)
     try:
-        known = {(s.problem, s.covers, s.mode) for s in store.published([device.key])[1]}
+        known = {(s.problem, s.covers, s.mode) for s in store.solutions.published([device.key])[1]}
         fit = []
         for solution in solutions:
             if not there.accepts(solution.backend, solution.stamp):
@@ -288,7 +288,7 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
         good = [solution for solution, reason in zip(fit, reasons, strict=True) if not reason]
         if good:
             now_s = time.time()
-            store.install(None, good, environment=there, now_s=now_s)
+            store.solutions.install(None, good, environment=there, now_s=now_s)
             publish(store, here.config_dir, here.locks, now_s=now_s)
         return len(good), dict(refused)
     finally:

@@ -40,9 +40,9 @@ def pin(
     wanted = named(problem, here)
     with curator(here) as store:
         unseen = never_seen(problem, here)
-        found = store.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
+        found = store.curation.pin(wanted, now_s=time.time(), off=off, dry_run=dry_run)
         done = f"{len(found)} {'unpinned' if off else 'pinned'}"
-        generation, late = (store.generation(), False) if dry_run else put_in_use(store, here, done)
+        generation, late = (store.solutions.generation(), False) if dry_run else put_in_use(store, here, done)
     what = f"{'would be ' if dry_run else ''}{'unpinned' if off else 'pinned'}"
     is_so = "not pinned" if off else "pinned already"
     empty = f"Nothing to change: {is_so}, or no solution in use. `gemmtuned explain PROBLEM` says which."
@@ -64,9 +64,9 @@ def forget(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
     wanted = named(problem, here)
     with curator(here) as store:
         unseen = never_seen(problem, here)
-        found, dropped = store.forget(wanted, now_s=time.time(), dry_run=dry_run)
+        found, dropped = store.curation.forget(wanted, now_s=time.time(), dry_run=dry_run)
         done = f"{len(found)} withdrawn and forgotten"
-        generation, late = (store.generation(), False) if dry_run else put_in_use(store, here, done)
+        generation, late = (store.solutions.generation(), False) if dry_run else put_in_use(store, here, done)
     would = "would be " if dry_run else ""
     facts = {"dry_run": dry_run, "generation": generation, "dropped_rows": dropped}
     gone = f"{several(len(found), 'solution')} {would}withdrawn"
@@ -88,9 +88,9 @@ def retune(problem: ProblemTexts, dry_run: DryRun = False, as_json: Json = False
     wanted = named(problem, here)
     with writer(here) as store:
         unseen = never_seen(problem, here)
-        asked = store.ask_again(wanted, dry_run=dry_run)
-        forgiven = store.retry_now(wanted, dry_run=dry_run)
-        queued = store.ask_for_seen(wanted, now_s=time.time(), dry_run=dry_run)
+        asked = store.recheck.ask_again(wanted, dry_run=dry_run)
+        forgiven = store.resume.retry_now(wanted, dry_run=dry_run)
+        queued = store.resume.ask_for_seen(wanted, now_s=time.time(), dry_run=dry_run)
     would = "would" if dry_run else "will"
     notes = [
         f"{several(asked, 'solution')} {would} be raced again, {several(forgiven, 'failure or withdrawal', _FORGIVEN)} "
@@ -124,8 +124,8 @@ def rollback(
         _list_generations(here, as_json=as_json)
         return
     with curator(here) as store:
-        done = store.roll_back(generation, now_s=time.time(), dry_run=dry_run)
-        now = store.generation() if dry_run else put_in_use(store, here, f"rolled back to {generation}")[0]
+        done = store.curation.roll_back(generation, now_s=time.time(), dry_run=dry_run)
+        now = store.solutions.generation() if dry_run else put_in_use(store, here, f"rolled back to {generation}")[0]
     rows = [
         {**row, "change": change}
         for change, solutions in (("goes", done.gone), ("comes back", done.back))

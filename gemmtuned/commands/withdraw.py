@@ -29,8 +29,8 @@ def withdraw(
     wanted = named(problem, here)
     with curator(here) as store:
         unseen = never_seen(problem, here)
-        taken = store.withdraw(wanted, reason=reason, now_s=now_s, dry_run=dry_run)
-        generation, late = store.generation(), False
+        taken = store.solutions.withdraw(wanted, reason=reason, now_s=now_s, dry_run=dry_run)
+        generation, late = store.solutions.generation(), False
         if not dry_run:
             generation, late = put_in_use(store, here, f"{len(taken)} withdrawn")
     rows = [{"problem": str(s.problem), **s.to_row(), "speedup": s.baseline_us / s.us} for s in taken]

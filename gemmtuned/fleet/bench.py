@@ -70,13 +70,13 @@ class Bench:
         self._store = Store(folder / "bench.db", locks=folder)
         hints = shipped(monitor.device.arch)
         if hints:
-            self._store.add_hints(hints, source="shipped with gemmtuned", now_s=time.time())
+            self._store.hints.add(hints, source="shipped with gemmtuned", now_s=time.time())
 
     def tune(self, wanted: Wanted) -> Answer:
         """Search one unit. Raises WorkerFailed when no worker can be started any more."""
         began_s = time.monotonic()
         called = [Sighting(problem, "miss", calls) for problem, calls in wanted.sizes.items()]
-        self._store.add_sightings("fleet", self.environment, called, now_s=time.time())
+        self._store.sightings.add("fleet", self.environment, called, now_s=time.time())
         request = Request(problems=list(wanted.sizes))
         queue = WorkQueue(self._store, self._owner, request=request, conditions=self._monitor.conditions)
         seat = Seat(self._monitor, queue, self._worker, window_s=0.0, always=True)
@@ -86,7 +86,7 @@ class Bench:
         finally:
             seat.stop(time.time())
         answer = self._answer(wanted, request, reason, time.monotonic() - began_s)
-        self._store.forget([*wanted.sizes, wanted.unit.problem], now_s=time.time())
+        self._store.curation.forget([*wanted.sizes, wanted.unit.problem], now_s=time.time())
         return answer
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Bench:
             if seat.keeper.failed_starts >= MAX_STARTS:
                 raise WorkerFailed(f"no worker can be started on {seat.monitor.name}: {seat.keeper.trouble}")
             if seat.at_rest:
-                states = self._store.states(request.problems, self.environment, now_s=now_s)
+                states = self._store.resume.states(request.problems, self.environment, now_s=now_s)
                 open_ = [p for p in request.open() if p not in states or states[p].state not in ENDED]
                 if not open_:
                     return next((one.reason or one.state for one in states.values() if one.state != "solved"), "")
@@ -120,7 +120,7 @@ class Bench:
 
     def _answer(self, wanted: Wanted, request: Request, reason: str, took_s: float) -> Answer:
         problem, covers = wanted.unit.problem, wanted.unit.covers
-        for one in self._store.fleet_unshared(self.environment):
+        for one in self._store.fleet_sync.unshared(self.environment):
             if one.solutions[0].problem == problem and one.solutions[0].covers == covers:
                 return Answer(
                     wanted.name, "solved", "", self.environment, one.solutions, one.measured, tuple(one.trials), took_s

@@ -30,8 +30,8 @@ def leave(settings: Settings) -> None:
 
     store = Store(settings.db, locks=settings.locks)
     try:
-        if url := store.fleet_url():
-            store.fleet_begin(url, live_until_s=0.0)
+        if url := store.fleet_sync.url():
+            store.fleet_sync.begin(url, live_until_s=0.0)
     finally:
         store.close()
 
@@ -50,7 +50,7 @@ class Beside:
         self._fruitless = 0
         self._claims = True  # whether they hold at this URL
         self._store = Store(settings.db, locks=settings.locks)
-        self._store.fleet_begin(url, live_until_s=self._mark.begin(time.time()))
+        self._store.fleet_sync.begin(url, live_until_s=self._mark.begin(time.time()))
         self._thread = threading.Thread(target=self._run, name="gemmtuned-sync", daemon=True)
         self._thread.start()
 
@@ -63,7 +63,7 @@ class Beside:
                 os.killpg(process.pid, signal.SIGKILL)
         self._thread.join(5.0)
         with suppress(GemmtunedError):
-            self._store.fleet_begin(self._url, live_until_s=0.0)
+            self._store.fleet_sync.begin(self._url, live_until_s=0.0)
         self._store.close()
 
     def _run(self) -> None:
@@ -90,13 +90,13 @@ class Beside:
     def _keep(self, until_s: float) -> None:
         """A store that cannot be written now keeps the mark that it has; the next exchange brings another."""
         try:
-            self._store.fleet_begin(self._url, live_until_s=until_s)
+            self._store.fleet_sync.begin(self._url, live_until_s=until_s)
         except GemmtunedError as err:
             log.warning("not noted until when the others count as reached reason=%r", str(err))
 
     def _asked(self) -> bool:
         with suppress(GemmtunedError):
-            return bool(self._store.fleet_asked())
+            return bool(self._store.fleet_sync.asked())
         return False
 
     def _once(self) -> str:

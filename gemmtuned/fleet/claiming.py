@@ -31,18 +31,18 @@ def share_out(here: Here, known: dict[str, Claim], *, unread: Collection[str]) -
     mine = {unit for unit, _ in held}
     theirs = [u for u in here.open if u not in mine and u in known and known[u].left_s > 0]
     won: dict[str, str] = {}
-    if environment.key in exchange.store.fleet_asked() and not turn.is_over:
+    if environment.key in exchange.store.fleet_sync.asked() and not turn.is_over:
         least, most = BATCH
-        lately = exchange.store.fleet_solved(environment, since_s=turn.now_s - RATE_S)
+        lately = exchange.store.fleet_sync.solved(environment, since_s=turn.now_s - RATE_S)
         wanted = max(min(2 * lately, most), least) - sum(one.is_open for _, one in held)
-        waiting = {unit_name(u.problem, u.covers) for u in exchange.store.fleet_waiting(environment)}
+        waiting = {unit_name(u.problem, u.covers) for u in exchange.store.fleet_sync.waiting(environment)}
         taken = {*mine, *theirs, *waiting, *unread}
         won = _claim(here, known, [u for u in here.open if u not in taken], wanted)
     until_s = turn.now_s + exchange.lease_s
     rows = [(here.open[u], False, "", turn.now_s + known[u].left_s) for u in theirs]
     rows += [(here.open[u], True, path, until_s) for u, path in won.items()]
     rows += [(one.unit, True, one.path, turn.now_s + known[unit].left_s) for unit, one in held]
-    exchange.store.fleet_claims(environment, rows, now_s=turn.now_s)
+    exchange.store.fleet_sync.claims(environment, rows, now_s=turn.now_s)
     turn.done.claimed += len(won)
     turn.done.theirs += len(theirs)
 
@@ -56,7 +56,7 @@ def _claim(here: Here, known: dict[str, Claim], free: list[str], wanted: int) ->
     for near in tries(free, wanted, exchange.host):
         paths = ((u, claims.next_path(here.name, u, known, key)) for u in near)
         intended = [(here.open[u], path) for u, path in paths if path is not None]
-        exchange.store.fleet_intend(environment, intended, now_s=here.turn.now_s)
+        exchange.store.fleet_sync.intend(environment, intended, now_s=here.turn.now_s)
         won |= claims.take(
             exchange.objects, here.name, near, known, host=exchange.host, most=wanted - len(won), key=key
         )
@@ -88,7 +88,7 @@ def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
     keep: list[tuple[str, Ours]] = []
     gone: list[str] = []
     over: list[Unit] = []
-    for one in exchange.store.fleet_ours(here.environment):
+    for one in exchange.store.fleet_sync.ours(here.environment):
         unit = unit_name(one.unit.problem, one.unit.covers)
         newest = known.get(unit, claims.NONE)
         holds = newest.left_s > 0 and one.path == claim_path(here.name, unit, newest.number, key)
@@ -101,5 +101,5 @@ def _ours(here: Here, known: dict[str, Claim]) -> list[tuple[str, Ours]]:
         if holds:
             gone.append(one.path)
     claims.done(exchange.objects, gone)
-    exchange.store.fleet_drop(here.environment, over)
+    exchange.store.fleet_sync.drop(here.environment, over)
     return keep

@@ -80,8 +80,8 @@ def of_store(store: Store, host: str, *, now_s: float) -> list[Seen]:
     """What this host would tell now."""
     updated_us = round(now_s * 1e6)
     return [
-        Seen(host, updated_us, environment, store.fleet_counts(environment, now_s=now_s, limit=MAX_COUNTS), [])
-        for environment in store.known_environments()
+        Seen(host, updated_us, environment, store.fleet_sync.counts(environment, now_s=now_s, limit=MAX_COUNTS), [])
+        for environment in store.hints.known_environments()
     ]
 
 

@@ -28,14 +28,14 @@ SEEDS: Final = 4  # the fastest of the trials that came with a result
 def listed(here: Here) -> dict[str, str]:
     """Names of results that are new to us, each with its unit; they are known from now on. A visit knows none."""
     exchange, turn = here.exchange, here.turn
-    after, full_s = ("", 0.0) if turn.visits else exchange.store.fleet_position(here.environment)
+    after, full_s = ("", 0.0) if turn.visits else exchange.store.fleet_sync.position(here.environment)
     if not 0 <= turn.now_s - full_s < FULL_S or not turn.claims_hold:
         after, full_s = "", turn.now_s
     found = dict(record.listed(exchange.objects, here.name, after=after))
     if exchange.dry_run or turn.visits:
         return found
     position = result_floor(here.name, turn.clock_s - SLACK_S)
-    new = exchange.store.fleet_move(here.environment, position, found, full_s=full_s)
+    new = exchange.store.fleet_sync.move(here.environment, position, found, full_s=full_s)
     return {path: found[path] for path in new}
 
 
@@ -43,9 +43,9 @@ def wanted(here: Here, new: Mapping[str, str]) -> list[str]:
     """Names of results for what waits to be tuned here and that nobody has fetched yet, worth most first."""
     store = here.exchange.store
     if here.turn.visits or here.exchange.dry_run:
-        found = store.fleet_unknown([path for path, unit in new.items() if unit in here.open])
+        found = store.fleet_sync.unknown([path for path, unit in new.items() if unit in here.open])
     else:
-        found = store.fleet_new(here.environment, here.open)
+        found = store.fleet_sync.new(here.environment, here.open)
     rank = {unit: number for number, unit in enumerate(here.open)}
     return sorted(found, key=lambda path: (rank[_unit(path)], path))
 
@@ -77,9 +77,9 @@ def _take(here: Here, paths: Sequence[str]) -> None:
             hints += hints_of(result)
         if one.reason:
             done.refused.append(f"{path}: {one.reason}" if path not in one.reason else one.reason)
-    exchange.store.fleet_take(here.environment, found, gone=gone, now_s=here.turn.now_s)
+    exchange.store.fleet_sync.take(here.environment, found, gone=gone, now_s=here.turn.now_s)
     for hint in hints:
-        exchange.store.add_hints([hint], source=hint.source, now_s=here.turn.now_s)
+        exchange.store.hints.add([hint], source=hint.source, now_s=here.turn.now_s)
     done.fetched += sum(not one.reason for one in found)
 
 

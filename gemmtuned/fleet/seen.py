@@ -54,8 +54,8 @@ def put(store: Store, objects: Objects, host: str, trust: Trust, *, now_s: float
     for one in _earlier(objects, host, trust):
         before.update({(one.environment.key, row["problem"]): row["calls"] for row in one.counts})
     environments = []
-    for environment in store.known_environments():
-        counts = store.fleet_counts(environment, now_s=now_s, limit=MAX_COUNTS)
+    for environment in store.hints.known_environments():
+        counts = store.fleet_sync.counts(environment, now_s=now_s, limit=MAX_COUNTS)
         for row in counts:
             row["calls"] = max(row["calls"], before.get((environment.key, row["problem"]), 0))
         figures = _figures(store, environment)
@@ -134,8 +134,8 @@ def _figures(store: Store, environment: Environment) -> list[dict[str, Any]]:
 
 
 def _figure_rows(store: Store, environment: Environment) -> Iterator[dict[str, Any]]:
-    hosts = store.fleet_found_by(environment)
-    for one in store.published([environment.device.key])[1]:
+    hosts = store.fleet_sync.found_by(environment)
+    for one in store.solutions.published([environment.device.key])[1]:
         if environment.accepts(one.backend, one.stamp):
             found_by = hosts.get((str(one.problem), one.covers), "")
             yield {

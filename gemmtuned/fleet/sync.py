@@ -73,11 +73,11 @@ class Exchange:
         """
         claims_hold = self.objects.can_claim and not is_repository(self.objects)
         done = Synced(claims=claims_hold)
-        visits = not self.claim and self.store.fleet_url() not in ("", self.url)
+        visits = not self.claim and self.store.fleet_sync.url() not in ("", self.url)
         if not self.dry_run and not visits:
-            self.store.fleet_begin(self.url)
+            self.store.fleet_sync.begin(self.url)
         turn = Turn(self, done, now_s, self._clock(now_s) if claims_hold else now_s, visits, claims_hold)
-        for environment in self.store.known_environments():
+        for environment in self.store.hints.known_environments():
             self._environment(turn, environment)
         if not self.dry_run and claims_hold:
             self._tell(turn)
@@ -96,7 +96,7 @@ class Exchange:
         if claiming:
             known = claims.read(self.objects, here.name, clock_s=turn.clock_s, lease_s=self.lease_s, key=self.trust.key)
         listed = down.listed(here)
-        units = self.store.fleet_open(environment, now_s=turn.now_s, limit=OPEN)
+        units = self.store.fleet_sync.open(environment, now_s=turn.now_s, limit=OPEN)
         here.open = {unit_name(unit.problem, unit.covers): unit for unit in units}
         if self.dry_run:
             turn.done.fetched += len(down.wanted(here, listed))
@@ -109,16 +109,18 @@ class Exchange:
 
     def _needs_claims(self, environment: Environment, now_s: float) -> bool:
         """Whether there is anything to claim or to give back; if not, claims need not be read."""
-        return bool(self.store.fleet_open(environment, now_s=now_s, limit=1) or self.store.fleet_ours(environment))
+        return bool(
+            self.store.fleet_sync.open(environment, now_s=now_s, limit=1) or self.store.fleet_sync.ours(environment)
+        )
 
     def _tell(self, turn: Turn) -> None:
         """Write our own counts: at each exchange by hand, now and then in a daemon's."""
-        due = turn.visits or not 0 <= turn.now_s - self.store.fleet_seen() < SEEN_S
+        due = turn.visits or not 0 <= turn.now_s - self.store.fleet_sync.seen() < SEEN_S
         if due or not self.claim:
             seen.put(self.store, self.objects, self.host, self.trust, now_s=turn.now_s)
             self.objects.flush()
             if not turn.visits:
-                self.store.fleet_seen(now_s=turn.now_s)
+                self.store.fleet_sync.seen(now_s=turn.now_s)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ BATCH: Final = 128  # results at once: what counts as sent if the exchange ends 
 
 def unsent(here: Here, listed: Mapping[str, str]) -> list[Unshared]:
     """What nobody has from us. A visit goes by the names that are there: what has none of them is not."""
-    found = here.exchange.store.fleet_unshared(here.environment, every=here.turn.visits)
+    found = here.exchange.store.fleet_sync.unshared(here.environment, every=here.turn.visits)
     if not here.turn.visits:
         return found
     there = {parts[2] for parts in map(result_parts, listed) if parts is not None}
@@ -41,7 +41,7 @@ def send(here: Here, listed: Mapping[str, str]) -> None:
         put_many(objects, named)
         objects.flush()
         if not turn.visits:
-            here.exchange.store.fleet_shared([number for one in batch for number in one.ids])
+            here.exchange.store.fleet_sync.shared([number for one in batch for number in one.ids])
         sent += len(batch)
         turn.done.sent += len(batch)
     turn.done.left += len(todo) - sent

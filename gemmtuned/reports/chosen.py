@@ -45,7 +45,7 @@ def published(settings: Settings, wanted: Sequence[Problem]) -> list[tuple[Probl
     with writer(settings) as store:
         live = {
             (solution.problem, solution.covers): solution.candidate
-            for solution in store.published()[1]
+            for solution in store.solutions.published()[1]
             if solution.mode == "eager"
         }
     found = []

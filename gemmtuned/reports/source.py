@@ -98,7 +98,7 @@ def put_in_use(store: Store, settings: Settings, done: str = "", *, give_up: boo
             raise
         how = "Try again: gemmtuned db publish, or the same command. A running daemon does it by itself"
         raise type(err)(f"{done}, not yet published: {err}. {how}") from err
-    generation = manifest.generation if manifest else store.generation()
+    generation = manifest.generation if manifest else store.solutions.generation()
     return generation, manifest is not None and generation != before
 
 

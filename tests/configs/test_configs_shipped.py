@@ -87,7 +87,7 @@ def test_a_daemon_tries_them_first(tmp_path: Path) -> None:
     for _ in range(2):  # a second start does not keep them twice
         machine.start()
     sightings = [Sighting(best.problem, "miss", 10)]
-    machine.store.add_sightings("serve", machine.environment, sightings, now_s=clock.now_s)
+    machine.store.sightings.add("serve", machine.environment, sightings, now_s=clock.now_s)
     for _ in range(600):
         machine.daemon.turn(clock.now_s)
         clock.pass_s(machine.daemon.pause_s)

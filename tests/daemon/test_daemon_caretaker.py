@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     one = open_store(tmp_path)
     for m in range(1, 100):
         add(one, 2, m)
-    one.install(None, [found(problem())], environment=NEW, now_s=1000.0)
+    one.solutions.install(None, [found(problem())], environment=NEW, now_s=1000.0)
     one.checkpoint()
     yield one
     one.close()

@@ -42,7 +42,7 @@ class Running:
         self.settings = Settings.from_env({"GEMMTUNED_HOME": str(folder)})
         with closing(Store(self.settings.db, locks=self.settings.locks)) as store:
             waiting = [Sighting(Problem(m=8, n=64 * n, k=64), "miss", 10) for n in range(1, count + 1)]
-            store.add_sightings("serve", ENVIRONMENT, waiting, now_s=time.time())
+            store.sightings.add("serve", ENVIRONMENT, waiting, now_s=time.time())
         command = [sys.executable, str(DAEMON), str(folder), "--once", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.log = ""

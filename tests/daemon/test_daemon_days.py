@@ -83,19 +83,19 @@ def live(folder: Path, seed: int, until_s: float) -> None:
         if not upgraded and office.passed_s > 19 * HOUR:
             upgraded = True
             machine.daemon.stop(clock.now_s)
-            before_upgrade = len(machine.store.published()[1])
+            before_upgrade = len(machine.store.solutions.published()[1])
             machine.cards[0].more["driver"] = "590.2"
             machine.start()
             raced = len(machine.life.found)
             again = set(machine.life.found)
-    solved = machine.store.published()[1]
+    solved = machine.store.solutions.published()[1]
     assert len(solved) == office.seen > 50
     assert before_upgrade > 20
     after = machine.life.found[raced:]
     assert again <= set(after), "not all were raced again under the new driver"
     assert len(machine.life.found[:raced]) == len(again), "something was tuned twice with nothing changed"
     assert machine.store.check() == []
-    left = machine.store.remaining(machine.environment, now_s=clock.now_s)
+    left = machine.store.leases.remaining(machine.environment, now_s=clock.now_s)
     assert (left.leased, left.failed) == (0, 0)
     machine.daemon.stop(clock.now_s)
     machine.store.close()

@@ -40,7 +40,7 @@ def test_of_two_gpus_only_the_idle_one_is_used(machine: MakeMachine) -> None:
     one.see(20)
     one.run(60)
     assert one.by_device == {"GPU-1": 1}
-    assert len(one.store.published()[1]) == 20
+    assert len(one.store.solutions.published()[1]) == 20
     assert "cuda:0: others hold 30004 MiB" in one.reason()
 
 
@@ -53,7 +53,7 @@ def test_two_idle_gpus_solve_almost_twice_as_much(machine: MakeMachine, tmp_path
         one = Machine(tmp_path / str(cards), clock, gpus, locks=tmp_path / f"locks{cards}")
         one.see(400)
         one.run(60)
-        solved.append(len(one.store.published()[1]))
+        solved.append(len(one.store.solutions.published()[1]))
         assert len(set(one.life.found)) == len(one.life.found), "one problem was tuned on both"
         assert one.by_device == {f"GPU-{i}": 1 for i in range(cards)}
         one.daemon.stop(clock.now_s)
@@ -107,7 +107,7 @@ def test_two_daemons_with_homes_of_their_own_never_share_a_gpu(machine: MakeMach
         seen_both |= {name for name, m in (("alice", one), ("bob", two)) if m.life.alive}
         one.clock.pass_s(0.1)
     assert seen_both == {"alice", "bob"}, "one of them never had its turn"
-    assert len(one.store.published()[1]) == len(two.store.published()[1]) == 60
+    assert len(one.store.solutions.published()[1]) == len(two.store.solutions.published()[1]) == 60
 
 
 def test_nothing_is_tuned_outside_the_hours_and_status_says_so(machine: MakeMachine) -> None:
@@ -130,7 +130,7 @@ def test_a_budget_ends_tuning_for_the_day(machine: MakeMachine) -> None:
     one.see(400)
     one.run(60)
     assert not one.life.alive and "budget of 10 s" in one.reason()
-    assert 8 <= len(one.store.published()[1]) <= 14  # 0.8 s each, 10 s of two devices together
+    assert 8 <= len(one.store.solutions.published()[1]) <= 14  # 0.8 s each, 10 s of two devices together
     day[0] = 2
     one.run(5)
     assert one.life.alive
@@ -164,7 +164,7 @@ def test_a_crash_on_a_gpu_costs_a_worker_and_no_new_window(machine: MakeMachine)
     one.see(1)
     one.life.crashes = lambda p, c: c.backend in ("slow", "bad")
     one.run(30)
-    assert len(one.store.published()[1]) == 1
+    assert len(one.store.solutions.published()[1]) == 1
     assert one.by_device == {"GPU-0": 3}
 
 
@@ -203,7 +203,7 @@ def test_why_nothing_is_tuned_stands_in_the_log_once(machine: MakeMachine, caplo
         assert "what_to_do='" in said[0] and not said[0].endswith("''")
         one.cards[0].end(program)
         one.run(60)
-    assert len(one.store.published()[1]) == 3
+    assert len(one.store.solutions.published()[1]) == 3
 
 
 @pytest.mark.long
@@ -213,10 +213,10 @@ def test_a_problem_that_cannot_be_tuned_just_now_is_put_off_and_never_fails(mach
     hot = True
     one.life.not_now = lambda problem: hot
     one.run(300)
-    assert 6 <= len(one.life.orders) <= 11 and not one.store.published()[1]
+    assert 6 <= len(one.life.orders) <= 11 and not one.store.solutions.published()[1]
     hot = False
     one.run(60)
-    assert len(one.store.published()[1]) == 2
+    assert len(one.store.solutions.published()[1]) == 2
 
 
 def test_a_guest_takes_an_eighth_of_what_is_free_and_never_less_than_it_was_promised() -> None:

@@ -61,11 +61,11 @@ class World:
         self.folder, self.clock = self.settings.config_dir, Clock()
         self.store = Store(self.settings.db, locks=self.settings.locks)
         found = [solution(Problem(m=8, n=64 * n, k=64)) for n in range(1, 21)]
-        self.store.install(None, found[:10], environment=ENVIRONMENT, now_s=self.clock.now_s)
+        self.store.solutions.install(None, found[:10], environment=ENVIRONMENT, now_s=self.clock.now_s)
         self.daemon = Daemon(self.settings, self.store, [FakeMonitor()], Life(self.clock).make, now_s=self.clock.now_s)
         self.run(10)
         shutil.copy(self.folder / MANIFEST, home / "backup.json")
-        self.store.install(None, found[10:], environment=ENVIRONMENT, now_s=self.clock.now_s)
+        self.store.solutions.install(None, found[10:], environment=ENVIRONMENT, now_s=self.clock.now_s)
         self.run(10)
 
     def run(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ class World:
 
     def published(self) -> int:
         manifest = read_manifest(self.folder)
-        assert manifest is not None and manifest.generation == self.store.generation()
+        assert manifest is not None and manifest.generation == self.store.solutions.generation()
         return sum(len(read_table(self.folder, file)[0]) for file in manifest.files)
 
 
@@ -96,16 +96,16 @@ def test_what_is_done_to_the_tables_is_told_and_mended_within_seconds(
     assert told is not None and "gemmtuned db publish" in told.fix
 
     world.run(12)
-    generation = world.store.generation()
+    generation = world.store.solutions.generation()
     assert world.published() == 20 and standing(world.settings) is None
     assert not world.daemon.trouble
 
     world.run(60)
-    assert world.store.generation() == generation, "it is mended once"
+    assert world.store.solutions.generation() == generation, "it is mended once"
 
 
 def test_a_folder_that_others_may_write_is_told_and_published_into_again_when_it_is_closed(world: World) -> None:
-    generation = world.store.generation()
+    generation = world.store.solutions.generation()
     world.folder.chmod(0o777)
     with pytest.raises(TableError):
         world.published()
@@ -113,7 +113,7 @@ def test_a_folder_that_others_may_write_is_told_and_published_into_again_when_it
     assert told is not None and told.fix == "the command in the line" and "chmod go-w" in told.found
     world.run(60)
     assert "chmod go-w" in world.daemon.trouble
-    assert world.store.generation() == generation
+    assert world.store.solutions.generation() == generation
 
     world.folder.chmod(0o755)
     world.run(12)

@@ -44,10 +44,10 @@ def metrics(tmp_path: Path) -> Iterator[Metrics]:
     """Of a store with one tuned problem, one that waits, and two programs."""
     store = open_store(tmp_path)
     now_s = time.time()
-    store.add_sightings("serve", NEW, [saw(problem(), 100), saw(problem(n=64), 7)], now_s=now_s - 100)
-    store.install(None, [found(problem())], environment=NEW, now_s=now_s - 50)
+    store.sightings.add("serve", NEW, [saw(problem(), 100), saw(problem(n=64), 7)], now_s=now_s - 100)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=now_s - 50)
     for pid, run, calls in ((os.getpid(), "serve", 100), (os.getppid(), "other", 7)):
-        store.beat(session(pid, run, now_s, calls=calls), now_s=now_s)
+        store.sightings.beat(session(pid, run, now_s, calls=calls), now_s=now_s)
     store.close()
     served = Metrics(0, tmp_path / "tune.db")
     yield served
@@ -127,7 +127,7 @@ def test_both_forms_are_understood_by_prometheus_own_parsers(metrics: Metrics) -
 def test_a_thousand_programs_make_a_hundred_rows(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for i in range(MOST_RUNS + 30):
-        store.beat(session(100_000 + i, f"job-{i}", time.time(), calls=i + 1), now_s=time.time())
+        store.sightings.beat(session(100_000 + i, f"job-{i}", time.time(), calls=i + 1), now_s=time.time())
     store.close()
     metrics = Metrics(0, tmp_path / "tune.db")
     try:
@@ -143,13 +143,13 @@ def test_a_thousand_programs_make_a_hundred_rows(tmp_path: Path) -> None:
 def test_of_programs_that_have_ended_nothing_is_remembered(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     now_s = time.time()
-    store.install(None, [found(problem())], environment=NEW, now_s=now_s - 50)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=now_s - 50)
     running = session(os.getpid(), "serve", now_s)
-    store.beat(running, now_s=now_s)
+    store.sightings.beat(running, now_s=now_s)
     programs = Programs(tmp_path / "tune.db")
     list(programs.collect())
     assert len(programs._seen) == 1
-    store.end_session(running, now_s=now_s)
+    store.sightings.end_session(running, now_s=now_s)
     programs._asked_s = float("-inf")
     list(programs.collect())
     store.close()
@@ -161,7 +161,7 @@ def test_a_program_called_other_keeps_its_calls(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for i in range(MOST_RUNS + 5):
         name = "other" if i == MOST_RUNS else f"job-{i}"
-        store.beat(session(100_000 + i, name, time.time(), calls=i + 1), now_s=time.time())
+        store.sightings.beat(session(100_000 + i, name, time.time(), calls=i + 1), now_s=time.time())
     store.close()
     metrics = Metrics(0, tmp_path / "tune.db")
     try:
@@ -190,9 +190,9 @@ HOSTILE = (
 def test_names_of_any_kind_are_labels_for_both_parsers(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for at, run in enumerate(HOSTILE):
-        store.beat(session(100_000 + at, run, time.time(), calls=at + 1), now_s=time.time())
+        store.sightings.beat(session(100_000 + at, run, time.time(), calls=at + 1), now_s=time.time())
         hostile = replace(NEW, device=replace(NEW.device, key=run[:500]))
-        store.add_sightings(run, hostile, [saw(problem(), at + 1)], now_s=time.time())
+        store.sightings.add(run, hostile, [saw(problem(), at + 1)], now_s=time.time())
     store.close()
     seats = [
         SeatNotice(id=run, name=run, device=run, state="ready", reason=run, others=0.5, clear_s=0.0) for run in HOSTILE

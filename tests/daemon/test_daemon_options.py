@@ -246,7 +246,7 @@ def test_a_verdict_is_told_when_the_store_holds_it(run: Run) -> None:
     trials: list[Trial] = []
 
     def look(found: object, device: object) -> None:
-        held.append(len(run.store.published()[1]))
+        held.append(len(run.store.solutions.published()[1]))
 
     done, _ = run(8, 9, on_found=look, on_trial=lambda trial, device: trials.append(trial))
 
@@ -259,14 +259,14 @@ def test_a_verdict_is_told_when_the_store_holds_it(run: Run) -> None:
 
 def test_what_has_a_verdict_is_tuned_anew_only_when_asked_again(run: Run) -> None:
     run(8)
-    before = run.store.generation()
+    before = run.store.solutions.generation()
 
     again, quiet = run(8)
-    assert (run.store.generation(), quiet.found) == (before, {})
+    assert (run.store.solutions.generation(), quiet.found) == (before, {})
     assert len(again.solutions) == 1
 
     done, request = run(8, 9, again=True)
-    assert run.store.generation() == before + 2
+    assert run.store.solutions.generation() == before + 2
     assert len(request.found) == len(done.solutions) == 2
 
 
@@ -276,16 +276,16 @@ def test_the_default_as_best_of_a_few_is_told_but_is_no_verdict_for_all(run: Run
     done, _ = run(8, options=few)
     assert [s.state for s in done.solutions.values()] == ["default_best"]
     assert done.unpublished == set(done.solutions)
-    assert run.store.published()[1] == []
+    assert run.store.solutions.published()[1] == []
 
     assert [s.backend for s in run(8)[0].solutions.values()] == ["fast"]
     run(8, options=few, again=True)
-    assert [s.backend for s in run.store.published()[1]] == ["fast"]
+    assert [s.backend for s in run.store.solutions.published()[1]] == ["fast"]
 
 
 def test_a_tolerance_makes_no_verdict_preliminary_unless_it_rejects_something(run: Run) -> None:
     _, strict = run(8, options=SearchOptions(err_ratio=0.05))
-    assert len(run.store.published()[1]) == 1
+    assert len(run.store.solutions.published()[1]) == 1
 
     strict.rejected.add(strict.problems[0])
     assert strict.left_out(strict.problems) and not strict.left_out([Problem(m=9, n=8, k=64)])
@@ -296,7 +296,7 @@ def test_a_candidate_too_slow_for_this_run_may_be_tried_in_the_next(run: Run) ->
 
     assert [s.backend for s in done.solutions.values()] == ["fast"]
     assert {candidate.backend for _, candidate in request.too_slow} == {"bad"}
-    assert run.store.failed_candidates(Problem(m=8, n=13, k=64), done_environment()) == set()
+    assert run.store.trials.failed_candidates(Problem(m=8, n=13, k=64), done_environment()) == set()
 
 
 def done_environment() -> Environment:

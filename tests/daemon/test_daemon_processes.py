@@ -47,7 +47,7 @@ class Home:
         self.started: list[subprocess.Popen[str]] = []
 
     def see(self, *problems: Problem, environment: Environment = ENVIRONMENT) -> None:
-        self.store.add_sightings("serve", environment, [Sighting(p, "miss", 10) for p in problems], now_s=time.time())
+        self.store.sightings.add("serve", environment, [Sighting(p, "miss", 10) for p in problems], now_s=time.time())
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(HERE / "daemon_process.py"), str(self.folder), *options]
@@ -172,8 +172,10 @@ def storm(home: Home, kills: int, seed: int) -> None:
                 assert time.monotonic() < end, "the worker outlived its daemon"
                 time.sleep(0.01)
         assert home.store.check() == []
-        before = len(home.store.published()[1])
-        home.store.retry_now(wanted)  # a worker killed while it tried the default makes its problem wait for minutes
+        before = len(home.store.solutions.published()[1])
+        home.store.resume.retry_now(
+            wanted
+        )  # a worker killed while it tried the default makes its problem wait for minutes
         began = time.monotonic()
         last = home.start("--once")
         home.until("tuning")
@@ -183,13 +185,13 @@ def storm(home: Home, kills: int, seed: int) -> None:
     assert reader.complaints == []
     assert reader.reads > kills / 2
     assert 0 < before < len(wanted), "the storm was over before it began, or never let anything finish"
-    solved = [s.problem for s in home.store.published()[1]]
+    solved = [s.problem for s in home.store.solutions.published()[1]]
     assert sorted(map(str, solved)) == sorted(map(str, wanted))
     assert home.rows("SELECT count(*) FROM solution") == [(len(wanted),)], "something finished was tuned again"
     assert home.store.check() == []
     manifest = read_manifest(home.settings.config_dir)
     assert manifest is not None
-    assert manifest.generation == home.store.generation()
+    assert manifest.generation == home.store.solutions.generation()
 
 
 @pytest.mark.long
@@ -277,7 +279,7 @@ def test_the_second_daemon_says_so_and_leaves(home: Home) -> None:
     assert f"pid {first.pid}" in said
     first.kill()
     first.communicate()
-    home.store.withdraw([problem(37)], reason="", now_s=time.time())
+    home.store.solutions.withdraw([problem(37)], reason="", now_s=time.time())
     heir = home.start()
     home.until("tuning")
     heir.terminate()
@@ -324,7 +326,7 @@ def test_once_ends_when_everything_has_a_verdict_or_failed(home: Home) -> None:
     daemon = home.start("--once")
     _, said = daemon.communicate(timeout=60)
     assert daemon.returncode == 0, said
-    assert {s.problem.n for s in home.store.published()[1]} == {8, 17, 19, 31}
+    assert {s.problem.n for s in home.store.solutions.published()[1]} == {8, 17, 19, 31}
     ends = home.rows("SELECT n, outcome FROM trials WHERE backend = 'bad' AND outcome != 'ok' ORDER BY n")
     assert ends == [(17, "crash"), (19, "killed"), (31, "crash")]
     assert said.count("worker died") == 4, "of these, the killed one twice, and none that we ended ourselves"
@@ -357,7 +359,7 @@ def test_once_says_try_later_when_no_device_becomes_idle(home: Home) -> None:
 
 
 def test_a_killed_publisher_is_healed_at_the_next_start(home: Home) -> None:
-    home.store.install(None, [_planted(problem(8))], environment=ENVIRONMENT, now_s=time.time())
+    home.store.solutions.install(None, [_planted(problem(8))], environment=ENVIRONMENT, now_s=time.time())
     daemon = home.start("--once")
     daemon.communicate(timeout=20)
     manifest = read_manifest(home.settings.config_dir)
@@ -454,7 +456,7 @@ def test_a_verdict_from_before_is_not_told_as_that_of_a_run_which_was_put_off(ho
     done = tune_now(request, home.settings, make_worker=put_off)
 
     assert done.solutions == {} and list(done.put_off) == [problem(8)]
-    assert [s.problem for s in home.store.published()[1]] == [problem(8)]  # and stays in use
+    assert [s.problem for s in home.store.solutions.published()[1]] == [problem(8)]  # and stays in use
 
 
 @pytest.mark.long
@@ -470,7 +472,7 @@ def test_what_was_given_up_or_withdrawn_is_tried_again_when_asked_for(home: Home
 
     assert not any(once(29) for _ in range(4))
     assert once(8)
-    home.store.withdraw([problem(8)], reason="by hand", now_s=time.time())
+    home.store.solutions.withdraw([problem(8)], reason="by hand", now_s=time.time())
     assert once(8)
 
 

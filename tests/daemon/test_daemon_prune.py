@@ -32,7 +32,7 @@ def kernel(home: Path, name: str, *, old: bool = True) -> str:
 
 def install(store: Store, home: Path, digest: str) -> None:
     solution = found(problem(), backend="triton", launch=json.dumps({**LAUNCH, "binary": digest}))
-    store.install(None, [solution], environment=NEW, now_s=1e9)
+    store.solutions.install(None, [solution], environment=NEW, now_s=1e9)
     publish(store, home / "configs", home / "locks", now_s=1e9)
 
 
@@ -57,7 +57,7 @@ def test_only_what_no_generation_ever_named_is_removed(tmp_path: Path) -> None:
     assert there(tmp_path) == {*names, young, "README"}
     assert there(tmp_path / "configs") == set(names)
     assert prune(store, tmp_path, tmp_path / "configs", tmp_path / "locks") == 0
-    store.roll_back(1, now_s=1e9)
+    store.curation.roll_back(1, now_s=1e9)
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=1e9)
     assert read_binary(tmp_path / "configs", names[0]) == b"first"
     store.close()

@@ -19,6 +19,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
 from gemmtuned.daemon.publishing import publish as publish_module
 from gemmtuned.daemon.publishing.publish import publish, tables
+from gemmtuned.db.solutions import Solutions
 from gemmtuned.db.store import Store
 
 NOW = 1_800_000_000.0
@@ -36,7 +37,7 @@ def problem(n: int = 64, family: str = "dense") -> Problem:
 
 
 def install(store: Store, *problems: Problem) -> int:
-    return store.install(None, [solution(p) for p in problems], environment=ENVIRONMENT, now_s=NOW)
+    return store.solutions.install(None, [solution(p) for p in problems], environment=ENVIRONMENT, now_s=NOW)
 
 
 def published(folder: Path) -> list[Solution]:
@@ -63,17 +64,17 @@ def test_a_verdict_that_comes_while_a_table_is_written_anew_is_published_too(
     install(store, problem())
     publish(store, folder, locks, now_s=NOW)
     next(folder.glob("*.jsonl")).unlink()
-    skip_to = Store.skip_to
+    skip_to = Solutions.skip_to
 
-    def meanwhile(self: Store, generation: int, *, after: int, now_s: float) -> bool:
-        if store.generation() == 1:
-            store.install(None, [replace(solution(problem()), us=1.5)], environment=ENVIRONMENT, now_s=NOW)
+    def meanwhile(self: Solutions, generation: int, *, after: int, now_s: float) -> bool:
+        if store.solutions.generation() == 1:
+            store.solutions.install(None, [replace(solution(problem()), us=1.5)], environment=ENVIRONMENT, now_s=NOW)
         return skip_to(self, generation, after=after, now_s=now_s)
 
-    monkeypatch.setattr(Store, "skip_to", meanwhile)
+    monkeypatch.setattr(Solutions, "skip_to", meanwhile)
     publish(store, folder, locks, now_s=NOW)
 
-    assert [s.us for s in published(folder)] == [1.5] == [s.us for s in store.published()[1]]
+    assert [s.us for s in published(folder)] == [1.5] == [s.us for s in store.solutions.published()[1]]
 
 
 def test_what_the_store_holds_is_what_programs_read(store: Store, tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_what_the_store_holds_is_what_programs_read(store: Store, tmp_path: Path
     assert manifest is not None
     assert manifest.generation == generation
     assert sorted(f.name.rsplit("-", 1)[0] for f in manifest.files) == ["batched-cpu-planted", "dense-cpu-planted"]
-    assert tables(published(tmp_path / "configs")) == tables(store.published()[1])
+    assert tables(published(tmp_path / "configs")) == tables(store.solutions.published()[1])
 
 
 def test_publishing_twice_writes_once(store: Store, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_publishing_twice_writes_once(store: Store, tmp_path: Path) -> None:
 def test_a_withdrawn_solution_is_gone_from_the_tables(store: Store, tmp_path: Path) -> None:
     install(store, problem(64), problem(65))
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
-    store.withdraw([problem(64)], reason="test", now_s=NOW)
+    store.solutions.withdraw([problem(64)], reason="test", now_s=NOW)
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
     assert [s.problem.n for s in published(tmp_path / "configs")] == [65]
 
@@ -132,7 +133,7 @@ def test_damaged_tables_are_written_anew(store: Store, tmp_path: Path, damage: o
     damage(folder)
     manifest = publish(store, folder, tmp_path / "locks", now_s=NOW)
     assert [s.problem for s in published(folder)] == [problem()]
-    assert manifest is not None and manifest.generation == store.generation()
+    assert manifest is not None and manifest.generation == store.solutions.generation()
 
 
 def test_a_table_written_anew_takes_the_stores_count_along(store: Store, tmp_path: Path) -> None:
@@ -142,12 +143,12 @@ def test_a_table_written_anew_takes_the_stores_count_along(store: Store, tmp_pat
     publish(store, folder, locks, now_s=NOW)
     next(folder.glob("*.jsonl")).write_text("garbage\n")
     anew = publish(store, folder, locks, now_s=NOW)
-    assert anew is not None and (anew.generation, store.generation()) == (3, 3)
+    assert anew is not None and (anew.generation, store.solutions.generation()) == (3, 3)
     assert [s.problem.n for s in published(folder)] == [64, 65]
     assert install(store, problem(66)) == 4
     after = publish(store, folder, locks, now_s=NOW)
     assert after is not None and after.generation == 4
-    back = store.roll_back(3, now_s=NOW)
+    back = store.curation.roll_back(3, now_s=NOW)
     assert [s.problem.n for s in back.gone] == [66] and not back.back
 
 
@@ -234,7 +235,7 @@ def with_kernel(data: bytes, n: int = 64) -> Solution:
 
 def test_kernels_are_beside_the_tables_before_a_manifest_names_them(store: Store, tmp_path: Path) -> None:
     write_binary(tmp_path, b"kernel")
-    store.install(None, [with_kernel(b"kernel")], environment=ENVIRONMENT, now_s=NOW)
+    store.solutions.install(None, [with_kernel(b"kernel")], environment=ENVIRONMENT, now_s=NOW)
 
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
 
@@ -249,7 +250,7 @@ def test_kernels_are_beside_the_tables_before_a_manifest_names_them(store: Store
 def test_a_librarys_algorithm_is_published_by_its_record_alone(store: Store, tmp_path: Path) -> None:
     record = json.dumps(LIBRARY_LAUNCH)
     chosen = replace(solution(problem()), backend="cublaslt", launch=record)
-    store.install(None, [chosen], environment=ENVIRONMENT, now_s=NOW)
+    store.solutions.install(None, [chosen], environment=ENVIRONMENT, now_s=NOW)
 
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
 
@@ -265,7 +266,7 @@ def test_a_solution_whose_kernel_is_missing_or_spoilt_is_left_out_and_the_rest_p
     (tmp_path / "bin" / digest).unlink()
     if data is not None:
         (tmp_path / "bin" / digest).write_bytes(data)
-    store.install(None, [with_kernel(b"kernel"), solution(problem(65))], environment=ENVIRONMENT, now_s=NOW)
+    store.solutions.install(None, [with_kernel(b"kernel"), solution(problem(65))], environment=ENVIRONMENT, now_s=NOW)
 
     with caplog.at_level(logging.WARNING):
         publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
@@ -276,7 +277,7 @@ def test_a_solution_whose_kernel_is_missing_or_spoilt_is_left_out_and_the_rest_p
 
 def test_a_published_kernel_that_was_spoilt_is_replaced(store: Store, tmp_path: Path) -> None:
     digest = write_binary(tmp_path, b"kernel")
-    store.install(None, [with_kernel(b"kernel")], environment=ENVIRONMENT, now_s=NOW)
+    store.solutions.install(None, [with_kernel(b"kernel")], environment=ENVIRONMENT, now_s=NOW)
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW)
     (tmp_path / "configs" / "bin" / digest).write_bytes(b"spoilt")
 
@@ -286,7 +287,7 @@ def test_a_published_kernel_that_was_spoilt_is_replaced(store: Store, tmp_path: 
 
 
 def test_a_folder_that_is_a_link_to_none_is_named_so(store: Store, tmp_path: Path) -> None:
-    store.install(None, [solution(Problem(m=8, n=64, k=64))], environment=ENVIRONMENT, now_s=1.0)
+    store.solutions.install(None, [solution(Problem(m=8, n=64, k=64))], environment=ENVIRONMENT, now_s=1.0)
     (tmp_path / "configs").symlink_to(tmp_path / "gone")
     with pytest.raises(TableError, match=r"cannot publish \(it is a link to .*gone, which is no folder\)"):
         publish(store, tmp_path / "configs", tmp_path / "locks", now_s=2.0)

@@ -48,7 +48,7 @@ def test_what_was_published_of_another_file_says_nothing_about_the_one_that_lies
     assert beside.result() is None
     beside.begin(1000.0)
     beside.wait()
-    assert beside.result() == store.generation()
+    assert beside.result() == store.solutions.generation()
     store.close()
 
 
@@ -70,7 +70,7 @@ def test_memory_that_a_publication_took_goes_back_to_the_system(
     before = resident_kib()
     beside.begin(1000.0)
     beside.wait()
-    assert beside.result() == store.generation()
+    assert beside.result() == store.solutions.generation()
     assert resident_kib() - before < 16 << 10
     store.close()
 
@@ -106,6 +106,6 @@ def test_the_loop_does_not_wait_for_the_thread_that_publishes(tmp_path: Path, mo
     go.set()
     upkeep.publishing.wait()
     upkeep.look(200_000.0, at_once=True, rests=True, ours=())
-    assert (upkeep.trouble, upkeep.generation) == ("", store.generation())
+    assert (upkeep.trouble, upkeep.generation) == ("", store.solutions.generation())
     assert sys.getswitchinterval() == switch_s
     store.close()

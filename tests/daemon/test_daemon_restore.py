@@ -43,7 +43,7 @@ class Home:
 
     def install(self, *sizes: int, environment: Environment = ENVIRONMENT, **columns: object) -> None:
         found = [replace(solution(problem(n), environment), **columns) for n in sizes]  # type: ignore[arg-type]
-        self.store.install(None, found, environment=environment, now_s=self.tick())
+        self.store.solutions.install(None, found, environment=environment, now_s=self.tick())
 
     def publish(self, **options: bool) -> int:
         manifest = publish(self.store, self.folder, self.locks, now_s=self.tick(), **options)
@@ -59,7 +59,7 @@ class Home:
         return [s for file in manifest.files for s in read_table(self.folder, file)[0]]
 
     def in_store(self) -> list[int]:
-        return sorted(s.problem.n for s in self.store.published()[1])
+        return sorted(s.problem.n for s in self.store.solutions.published()[1])
 
     def lose(self) -> None:
         """What `rm tune.db*` does."""
@@ -107,7 +107,7 @@ def test_a_store_that_was_deleted_gets_all_back_and_nothing_is_published_anew(
     assert files(home.folder) == before
     assert "taken back from published tables" in caplog.text and "solutions=7" in caplog.text
     assert home.in_store() == [64, 64, 65, 66, 67, 68, 69]
-    assert home.store.generation() == generation
+    assert home.store.solutions.generation() == generation
     assert home.store.check() == []
     with sqlite3.connect(home.db) as conn:  # with its device and environments as they were
         assert conn.execute("SELECT key, name, units FROM device").fetchall() == [(DEVICE.key, "planted", 2)]
@@ -132,8 +132,8 @@ def test_an_older_copy_takes_back_what_came_and_lets_go_what_went_since(home: Ho
     home.publish()
     copy = home.store.backup(home.path / "copy.db")
     home.install(66)
-    home.store.withdraw([problem(64)], reason="wrong", now_s=home.tick())
-    home.store.pin([problem(65)], now_s=home.tick())
+    home.store.solutions.withdraw([problem(64)], reason="wrong", now_s=home.tick())
+    home.store.curation.pin([problem(65)], now_s=home.tick())
     generation = home.publish()
     home.replace(copy)
 
@@ -149,13 +149,13 @@ def test_an_older_copy_that_has_gone_on_counting_is_noticed(home: Home) -> None:
     copy = home.store.backup(home.path / "copy.db")
     for n in (65, 66):
         home.install(n)
-    home.store.withdraw([problem(64)], reason="wrong", now_s=home.tick())
+    home.store.solutions.withdraw([problem(64)], reason="wrong", now_s=home.tick())
     generation = home.publish()
     home.replace(copy)
     for n in (70, 71, 72, 73):
         home.install(n)
 
-    assert home.store.generation() >= generation
+    assert home.store.solutions.generation() >= generation
     after = home.publish()
     assert after > generation
     assert home.in_use() == home.in_store() == [65, 66, 70, 71, 72, 73]
@@ -176,8 +176,8 @@ def test_rows_that_salvage_lost_come_back(home: Home) -> None:
 def test_what_the_store_retired_by_itself_stays_retired(home: Home) -> None:
     home.install(64, 65, 66, 67)
     home.publish()
-    home.store.withdraw([problem(64)], reason="wrong", now_s=home.tick())
-    home.store.forget([problem(65)], now_s=home.tick())
+    home.store.solutions.withdraw([problem(64)], reason="wrong", now_s=home.tick())
+    home.store.curation.forget([problem(65)], now_s=home.tick())
     home.install(66, us=20.0)
     home.publish()
     assert home.in_use() == [66, 67]
@@ -240,7 +240,7 @@ def test_a_manifest_with_a_number_that_cannot_be_is_written_anew(home: Home, num
 
     home.publish()
     assert home.in_use() == [64]
-    assert home.store.generation() < 2**53
+    assert home.store.solutions.generation() < 2**53
 
 
 def test_a_row_that_is_none_of_ours_costs_that_row(home: Home) -> None:
@@ -318,7 +318,7 @@ def test_nothing_is_published_where_no_program_would_read_it(home: Home, place: 
     for _ in range(3):
         with pytest.raises(TableError, match="can be written by others"):
             home.publish()
-    assert home.store.generation() == generation + 1, "and no number is used up by it"
+    assert home.store.solutions.generation() == generation + 1, "and no number is used up by it"
     (home.folder / place).chmod(0o755)
 
     assert home.publish() == generation + 1

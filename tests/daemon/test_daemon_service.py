@@ -44,7 +44,7 @@ class World:
 
     def see(self, *problems: Problem, environment: Environment = ENVIRONMENT, calls: int = 10) -> None:
         sightings = [Sighting(p, "miss", calls) for p in problems]
-        self.store.add_sightings("serve", environment, sightings, now_s=self.clock.now_s)
+        self.store.sightings.add("serve", environment, sightings, now_s=self.clock.now_s)
 
     def run(self, seconds: float, *, until: Callable[[], bool] | None = None, step_s: float = 0.0) -> float:
         """Let the daemon live for so long; returns how long it took until `until`.
@@ -61,13 +61,13 @@ class World:
         return seconds
 
     def solved(self) -> set[Problem]:
-        return {s.problem for s in self.store.published()[1]}
+        return {s.problem for s in self.store.solutions.published()[1]}
 
     def busy_from(self, start_s: float, end_s: float = float("inf")) -> None:
         self.monitor.others = lambda now_s: 1.0 if start_s <= now_s < end_s else 0.0
 
     def left(self) -> tuple[int, int, int, int]:
-        left = self.store.remaining(ENVIRONMENT, now_s=self.clock.now_s)
+        left = self.store.leases.remaining(ENVIRONMENT, now_s=self.clock.now_s)
         return left.queued, left.leased, left.waiting, left.failed
 
 
@@ -139,7 +139,7 @@ def test_a_problem_seen_is_tuned_on_an_idle_device_and_published(world: World) -
     world.run(30, until=lambda: problem() in world.solved())
     manifest = read_manifest(world.settings.config_dir)
     assert manifest is not None
-    assert manifest.generation == world.store.generation() == 1
+    assert manifest.generation == world.store.solutions.generation() == 1
 
 
 def test_the_log_says_each_minute_of_tuning_what_is_left(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -346,7 +346,7 @@ def test_problems_of_another_environment_are_not_tuned_and_status_says_so(world:
     world.see(problem())
     world.see(problem(), problem(65), environment=NEWER)
     world.run(60)
-    assert {s.stamp for s in world.store.published()[1]} == {"1"}
+    assert {s.stamp for s in world.store.solutions.published()[1]} == {"1"}
     assert [o.target for o in world.life.orders] == [problem()]
     notice = read_notice(world.settings.home)
     assert notice is not None
@@ -361,7 +361,7 @@ def test_an_upgrade_under_a_running_daemon_gives_the_lease_back(world: World) ->
     world.see(problem(66), environment=NEWER)
     world.life.environment = NEWER
     world.run(30)
-    solved = {(s.problem.n, s.stamp) for s in world.store.published()[1]}
+    solved = {(s.problem.n, s.stamp) for s in world.store.solutions.published()[1]}
     assert {n for n, _ in solved} == {64, 66}
     assert world.left() == (1, 0, 0, 0)
 
@@ -369,14 +369,14 @@ def test_an_upgrade_under_a_running_daemon_gives_the_lease_back(world: World) ->
 def test_a_result_that_was_wrong_in_a_program_is_withdrawn_and_published(world: World) -> None:
     world.see(problem())
     world.run(60)
-    world.store.add_quarantine(solution(problem()), "off", run="serve", how="wrong", now_s=world.clock.now_s)
+    world.store.sightings.add_quarantine(solution(problem()), "off", run="serve", how="wrong", now_s=world.clock.now_s)
     world.busy_from(0.0)
     world.run(10)
     assert world.solved() == set()
     manifest = read_manifest(world.settings.config_dir)
     assert manifest is not None
     assert sum(f.rows for f in manifest.files) == 0
-    assert manifest.generation == world.store.generation()
+    assert manifest.generation == world.store.solutions.generation()
 
 
 def test_a_route_that_raised_in_a_program_is_raced_again_before_anything_is_withdrawn(world: World) -> None:
@@ -385,22 +385,22 @@ def test_a_route_that_raised_in_a_program_is_raced_again_before_anything_is_with
     )
     world.see(problem())
     world.run(60)
-    world.store.add_quarantine(solution(problem()), "boom", run="serve", now_s=world.clock.now_s)
+    world.store.sightings.add_quarantine(solution(problem()), "boom", run="serve", now_s=world.clock.now_s)
     world.busy_from(0.0)
     world.run(10)
     assert world.solved() == {problem()}, "withdrawn on a program's word"
-    before = world.store.generation()
+    before = world.store.solutions.generation()
     world.busy_from(0.0, 0.0)
     world.run(60)
-    assert world.store.generation() > before, "not raced again"
+    assert world.store.solutions.generation() > before, "not raced again"
     assert world.solved() == {problem()}
-    assert not world.store.has_recheck("")
+    assert not world.store.recheck.has_recheck("")
 
 
 def test_a_withdrawal_by_hand_is_published(world: World) -> None:
     world.see(problem())
     world.run(60)
-    world.store.withdraw([problem()], reason="test", now_s=world.clock.now_s)
+    world.store.solutions.withdraw([problem()], reason="test", now_s=world.clock.now_s)
     world.run(10)
     manifest = read_manifest(world.settings.config_dir)
     assert manifest is not None
@@ -429,7 +429,7 @@ def test_leases_of_dead_daemons_are_free_at_once_and_uncounted(world: World) -> 
     host, _, started = owner_name().split(":")
     dead = f"{host}:4194303:{started}"  # the largest number a process can have
     for _ in range(10):
-        assert world.store.lease_next(dead, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is not None
+        assert world.store.leases.lease_next(dead, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is not None
         assert world.left() == (0, 1, 0, 0)
         world.daemon.resume(world.clock.now_s)
         assert world.left() == (1, 0, 0, 0)
@@ -496,7 +496,7 @@ def test_where_the_own_namespace_is_not_known_nobody_is_called_dead(monkeypatch:
 def test_a_live_daemon_of_another_container_keeps_its_lease_until_it_lapses(world: World) -> None:
     world.see(problem())
     neighbour = owner_name().replace(f":{os.getpid()}:", ":4194303:") + "1"
-    world.store.lease_next(neighbour, ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
+    world.store.leases.lease_next(neighbour, ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
 
     world.daemon.resume(world.clock.now_s)
     assert world.left() == (0, 1, 0, 0)
@@ -509,16 +509,16 @@ def test_an_attempt_counts_when_the_machine_went_down_with_it(world: World) -> N
     host, pid, started = owner_name().split(":")
     before_boot = f"{host}:{pid}:00000000.{started.partition('.')[2]}"
     for _ in range(3):
-        assert world.store.lease_next(before_boot, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is not None
+        assert world.store.leases.lease_next(before_boot, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is not None
         world.daemon.resume(world.clock.now_s)
-    assert world.store.lease_next(before_boot, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is None
+    assert world.store.leases.lease_next(before_boot, ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6) is None
     assert world.left() == (0, 0, 0, 1)
 
 
 def test_leases_of_the_living_and_of_other_hosts_stay(world: World) -> None:
     world.see(problem(64), problem(65))
-    world.store.lease_next(world.daemon.owner, ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
-    world.store.lease_next("elsewhere:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
+    world.store.leases.lease_next(world.daemon.owner, ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
+    world.store.leases.lease_next("elsewhere:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60)
     world.daemon.resume(world.clock.now_s)
     assert world.left() == (0, 2, 0, 0)
 
@@ -544,7 +544,7 @@ def test_a_lease_is_held_as_long_as_the_work_takes(world: World) -> None:
     world.see(problem())
     world.life.trial_s = 100.0
     world.run(300)
-    assert world.store.lease_next("other:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60) is None
+    assert world.store.leases.lease_next("other:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=60) is None
     world.run(200)
     assert world.solved() == {problem()}
 
@@ -554,10 +554,10 @@ def test_a_lost_lease_ends_the_work(world: World) -> None:
     world.life.trial_s = 5000.0
     world.run(60)
     world.clock.pass_s(3600)  # the machine slept
-    stolen = world.store.lease_next("other:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6)
+    stolen = world.store.leases.lease_next("other:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6)
     assert stolen is not None
     world.run(30)
-    assert world.store.renew(stolen, now_s=world.clock.now_s, hold_s=60)
+    assert world.store.leases.renew(stolen, now_s=world.clock.now_s, hold_s=60)
     assert world.solved() == set()
 
 
@@ -607,15 +607,20 @@ def test_a_worker_stuck_before_its_first_word_is_called_stuck_and_its_failure_is
 def test_a_busy_store_delays_and_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.see(*(problem(n) for n in range(64, 74)))
     rng = random.Random(3)
-    for name in ("lease_next", "renew", "release", "add_trial", "install", "failed_candidates", "take_quarantined"):
-        real = getattr(world.store, name)
+    store = world.store
+    calls: dict[object, tuple[str, ...]] = {
+        store.leases: ("lease_next", "renew", "release"), store.trials: ("add", "failed_candidates"),
+        store.solutions: ("install", "take_quarantined"),
+    }  # fmt: skip
+    for part, name in ((part, name) for part, names in calls.items() for name in names):
+        real = getattr(part, name)
 
         def sometimes(*args, real=real, **kwargs):  # type: ignore[no-untyped-def]
             if rng.random() < 0.5:
                 raise StoreBusy("locked")
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(world.store, name, sometimes)
+        monkeypatch.setattr(part, name, sometimes)
     world.run(300)
     monkeypatch.undo()
     assert len(world.solved()) == 10
@@ -630,8 +635,8 @@ def test_a_device_is_given_up_in_time_though_the_store_is_stuck(world: World, mo
     def stuck(*args: object, **kwargs: object) -> None:
         raise StoreError("disk full")
 
-    for name in ("add_trial", "release", "renew"):
-        monkeypatch.setattr(world.store, name, stuck)
+    for part, name in ((world.store.trials, "add"), (world.store.leases, "release"), (world.store.leases, "renew")):
+        monkeypatch.setattr(part, name, stuck)
     world.run(0.3)
     world.busy_from(world.clock.now_s)
     assert world.run(5, until=lambda: not world.life.alive) <= 0.3
@@ -771,7 +776,7 @@ def test_after_a_driver_upgrade_what_is_in_use_is_raced_again_first_and_losers_a
     )
     world.run(60, until=lambda: len(world.solved()) == 3)
     assert {o.target for o in world.life.orders[orders : orders + 2]} == {problem(64), problem(65)}
-    states = {s.problem: s.state for s in world.store.published()[1]}
+    states = {s.problem: s.state for s in world.store.solutions.published()[1]}
     assert states == {problem(64): "published", problem(65): "default_best", problem(66): "published"}
     done = len(world.life.orders)
     world.run(4 * 3600, step_s=30)
@@ -839,7 +844,7 @@ def test_once_races_again_what_somebody_asked_for_and_nothing_else(world: World)
     world.clock.pass_s(30 * 86400)
     assert run_once(world) == 0
     world.see(problem(66))
-    assert world.store.ask_again([problem(64)]) == 1 == queries.asked_again(world.settings.db)
+    assert world.store.recheck.ask_again([problem(64)]) == 1 == queries.asked_again(world.settings.db)
     assert run_once(world) == 2
     assert [order.target for order in world.life.orders[2:]] == [problem(64), problem(66)]
     assert run_once(world) == queries.asked_again(world.settings.db) == 0
@@ -849,7 +854,7 @@ def test_once_races_again_what_somebody_asked_for_and_nothing_else(world: World)
 def test_once_does_not_end_before_what_somebody_asked_for_is_done_or_failed_for_good(world: World) -> None:
     world.see(problem())
     run_once(world)
-    world.store.ask_again([problem()])
+    world.store.recheck.ask_again([problem()])
     world.life.refuses = lambda p: "boom"
     world.daemon = Daemon(
         world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True,
@@ -864,7 +869,7 @@ def test_once_does_not_end_before_what_somebody_asked_for_is_done_or_failed_for_
 def test_once_leaves_what_was_asked_for_to_a_daemon_of_the_versions_it_was_measured_with(world: World) -> None:
     world.see(problem())
     run_once(world)
-    world.store.ask_again([problem()])
+    world.store.recheck.ask_again([problem()])
     world.life.environment = NEWER
     assert run_once(world) == 0
     assert queries.asked_again(world.settings.db) == 1

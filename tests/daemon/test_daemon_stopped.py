@@ -40,7 +40,7 @@ class Running:
 
     def see(self, sizes: range) -> None:
         waiting = [Sighting(Problem(m=8, n=64 * n, k=64), "miss", 10) for n in sizes]
-        self.store.add_sightings("serve", ENVIRONMENT, waiting, now_s=time.time())
+        self.store.sightings.add("serve", ENVIRONMENT, waiting, now_s=time.time())
 
     def solved(self) -> int:
         return len(queries.solutions(self.settings.db))

@@ -51,15 +51,17 @@ def template(folder: Path, count: int) -> Path:
     """A home with so many solutions in use, counts of 20 days, and an ingest file of a tenth as many shapes."""
     home = folder / "home"
     store = Store(home / "tune.db", locks=home / "locks")
-    store.install(None, [solution(problem(i)) for i in range(count)], environment=ENVIRONMENT, now_s=T - 30 * DAY_S)
+    store.solutions.install(
+        None, [solution(problem(i)) for i in range(count)], environment=ENVIRONMENT, now_s=T - 30 * DAY_S
+    )
     for day in (1, 20):
         seen = [Sighting(problem(i), "exact", CALLS) for i in range(count)]
-        store.add_sightings("serve", ENVIRONMENT, seen, now_s=T - day * DAY_S)
+        store.sightings.add("serve", ENVIRONMENT, seen, now_s=T - day * DAY_S)
     publish(store, home / "configs", home / "locks", now_s=T - 30 * DAY_S)
     store.close()
     theirs = Store(home / "ingest" / "ingest.db", locks=home / "ingest")
     seen = [Sighting(problem(i), "miss", THEIRS) for i in range(count // 10)]
-    theirs.add_sightings("theirs", ENVIRONMENT, seen, now_s=T - 60)
+    theirs.sightings.add("theirs", ENVIRONMENT, seen, now_s=T - 60)
     theirs.close()
     return home
 
@@ -127,7 +129,7 @@ class Case:
     def flush(self, store: Store) -> None:
         """A program's: 100 calls, noted before as tried and after as done."""
         self.note("tried", 100)
-        store.add_sightings("flushed", ENVIRONMENT, [Sighting(problem(5), "exact", 100)], now_s=T)
+        store.sightings.add("flushed", ENVIRONMENT, [Sighting(problem(5), "exact", 100)], now_s=T)
         self.note("done", 100)
 
     def heal(self) -> None:
@@ -140,7 +142,11 @@ class Case:
         for turn in itertools.count():
             daemon.turn(clock.pass_s(3.0))
             looked_over = turn >= 4 and daemon.upkeep.caretaker._examination is None
-            if looked_over and not daemon.upkeep.publishing.runs and daemon.upkeep.generation == store.generation():
+            if (
+                looked_over
+                and not daemon.upkeep.publishing.runs
+                and daemon.upkeep.generation == store.solutions.generation()
+            ):
                 break  # with thousands of solutions a thread publishes, which a daemon that stops does not wait for
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -154,7 +160,7 @@ class Case:
         store = Store(self.settings.db, locks=self.settings.locks)
         try:
             assert store.check() == [], said
-            assert {name(s) for s in store.published()[1]} == in_use(self.home), said
+            assert {name(s) for s in store.solutions.published()[1]} == in_use(self.home), said
         finally:
             store.close()
         with contextlib.closing(sqlite3.connect(self.settings.db)) as conn:
@@ -221,25 +227,25 @@ def salvage(case: Case, store: Store) -> None:
 
 
 def migrate(case: Case, store: Store) -> None:
-    store.generation()
+    store.solutions.generation()
 
 
 def roll_up(case: Case, store: Store) -> None:
-    store.roll_up(now_s=T + 40 * DAY_S)
+    store.rollup.roll_up(now_s=T + 40 * DAY_S)
 
 
 def publish_some(case: Case, store: Store) -> None:
     for i in range(4):
         new = replace(solution(problem(20_000 + i)), us=40.0)
-        store.install(None, [new], environment=ENVIRONMENT, now_s=T)
+        store.solutions.install(None, [new], environment=ENVIRONMENT, now_s=T)
         publish(store, case.settings.config_dir, case.settings.locks, now_s=T)
         case.note("withdrawn", name(solution(problem(i))))
-        store.withdraw([problem(i)], reason="storm", now_s=T)
+        store.solutions.withdraw([problem(i)], reason="storm", now_s=T)
         publish(store, case.settings.config_dir, case.settings.locks, now_s=T)
 
 
 def ingest(case: Case, store: Store) -> None:
-    store.take_from(case.settings.ingest, now_s=T)
+    store.ingest.take_from(case.settings.ingest, now_s=T)
 
 
 WORK: dict[str, Callable[[Case, Store], None]] = {

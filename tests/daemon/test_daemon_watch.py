@@ -52,10 +52,10 @@ def home(tmp_path: Path) -> Path:
         saw(problem(n=64), 7, us=10.0),
         saw(problem(n=128), 10, us=10.0),
     ]
-    store.add_sightings("serve", NEW, seen, now_s=now_s - 100)
+    store.sightings.add("serve", NEW, seen, now_s=now_s - 100)
     best = found(problem(n=128), backend="torch", config="", state="default_best", us=10.0, baseline_us=10.0)
     for solution in (found(problem()), best):
-        store.install(None, [solution], environment=NEW, now_s=now_s - 50)
+        store.solutions.install(None, [solution], environment=NEW, now_s=now_s - 50)
     store.close()
     return tmp_path
 

@@ -53,7 +53,8 @@ def test_opening_a_made_database_imports_no_sqlite_utils_and_no_pandas(
     """Nor does building one anew; what an upgrade needs takes most of a second of CPU time."""
     code = (
         "import sys; from pathlib import Path; from gemmtuned.db import queries; from gemmtuned.db.store import Store; "
-        "f = Path(sys.argv[1]); s = Store(f / 'tune.db', locks=f / 'locks'); s.generation(); queries.coverage(s.path); "
+        "f = Path(sys.argv[1]); s = Store(f / 'tune.db', locks=f / 'locks'); "
+        "s.solutions.generation(); queries.coverage(s.path); "
         "print([m for m in ('sqlite_utils', 'pandas', 'torch') if m in sys.modules])"
     )
     if damaged:
@@ -386,10 +387,10 @@ def test_a_fork_while_another_thread_opens_the_database_keeps_the_child_away(
 
 
 def test_a_heartbeat_after_a_fork_names_the_file_it_is_in(store: Store) -> None:
-    store.beat(ALIVE, now_s=T)
+    store.sightings.beat(ALIVE, now_s=T)
     assert in_child(lambda: None) == 0
 
-    store.beat(ALIVE, now_s=T)
+    store.sightings.beat(ALIVE, now_s=T)
 
     assert queries.sessions(store.path)[0]["store_ino"] == store.path.stat().st_ino
 
@@ -508,7 +509,7 @@ def test_a_database_deleted_or_replaced_under_its_writer_is_opened_anew(tmp_path
 
 def filled(store: Store, rows: int = 20_000) -> None:
     shapes = [problem(1 + i % 500, k=64 * (1 + i // 500)) for i in range(rows)]
-    store.add_sightings("r", NEW, [saw(p, 2) for p in shapes], now_s=T)
+    store.sightings.add("r", NEW, [saw(p, 2) for p in shapes], now_s=T)
     store.close()
 
 
@@ -608,9 +609,9 @@ def flips(store: Store, rounds: int, seed: int) -> None:
         except StoreError as err:  # it hit the eight bytes that say whose file it is
             assert "another program" in str(err) or "schema" in str(err)
             continue
-        other.add_sightings("r", NEW, again, now_s=T)
-        other.lease_next("a:1", NEW, now_s=T, hold_s=60)
-        other.published()
+        other.sightings.add("r", NEW, again, now_s=T)
+        other.leases.lease_next("a:1", NEW, now_s=T, hold_s=60)
+        other.solutions.published()
         look_over(other)
         left = [line for line in other.check() if "whose calls differ" not in line]  # a flipped count: told, not mended
         assert left == [], f"seed={seed} flip={i}"
@@ -770,7 +771,7 @@ def test_a_full_disk_is_said_and_writing_goes_on_once_there_is_room(small_disk: 
     big = [saw(problem(1 + i % 500, k=64 * (1 + i // 500))) for i in range(5000)]
     for _ in range(3):
         with pytest.raises(StoreError, match=r"disk full .* Free space"):
-            store.add_sightings("r", NEW, big, now_s=T)
+            store.sightings.add("r", NEW, big, now_s=T)
     assert calls(store) == 5
 
     ballast.unlink()
@@ -793,10 +794,10 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 big = [saw(problem(1 + i % 500, k=64 * (1 + i // 500))) for i in range(5000)]
 for _ in range(2):
     try:
-        store.add_sightings("r", NEW, big, now_s=1e9)
+        store.sightings.add("r", NEW, big, now_s=1e9)
     except StoreError as err:
         print("refused" if "disk" in str(err) else err)
-store.add_sightings("r", NEW, [saw(problem())], now_s=1e9)
+store.sightings.add("r", NEW, [saw(problem())], now_s=1e9)
 store.close()
 """
     here = str(Path(__file__).parents[1] / "support")
@@ -882,7 +883,7 @@ def test_a_backup_is_whole_while_others_write_and_can_be_opened(tmp_path: Path, 
 
     def write() -> None:
         while not stop.is_set():
-            other.add_sightings("r", NEW, [saw(problem(m)) for m in range(1, 50)], now_s=T)
+            other.sightings.add("r", NEW, [saw(problem(m)) for m in range(1, 50)], now_s=T)
 
     writer = threading.Thread(target=write)
     add(store)
@@ -914,7 +915,7 @@ def test_check_tells_a_ledger_that_does_not_agree(store: Store) -> None:
 def test_a_guest_leaves_its_log_to_others_when_it_closes_last(tmp_path: Path) -> None:
     path = tmp_path / "tune.db"
     guest = GuestStore(path, locks=tmp_path / "locks", timeout_s=1.0)
-    guest.beat(Session(host="h", pid=1, started_us=1, run="r", path="native", generation=0), now_s=1.0)
+    guest.sightings.beat(Session(host="h", pid=1, started_us=1, run="r", path="native", generation=0), now_s=1.0)
     guest.let_lie()
 
     assert path.with_name("tune.db-wal").stat().st_size > 0

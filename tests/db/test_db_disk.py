@@ -20,8 +20,8 @@ def home(small_disk: Path) -> Path:
     """With a problem that is solved, and no program or daemon that has the database open."""
     home = small_disk / "home"
     store = open_store(home)
-    store.add_sightings("serve", NEW, [saw(problem(), 7), saw(problem(9), 5)], now_s=os.stat(small_disk).st_mtime)
-    store.install(None, [found(problem())], environment=NEW, now_s=os.stat(small_disk).st_mtime)
+    store.sightings.add("serve", NEW, [saw(problem(), 7), saw(problem(9), 5)], now_s=os.stat(small_disk).st_mtime)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=os.stat(small_disk).st_mtime)
     store.close()
     return home
 
@@ -65,4 +65,4 @@ def test_a_file_system_that_became_read_only_is_called_that(home: Path) -> None:
         done = says(home, *words)
         assert done.returncode == 1 and "file system is read-only" in done.stderr, (words, done)
     with pytest.raises(StoreError, match="mounted for writing"):
-        open_store(home).add_sightings("serve", NEW, [saw(problem(), 7)], now_s=0)
+        open_store(home).sightings.add("serve", NEW, [saw(problem(), 7)], now_s=0)

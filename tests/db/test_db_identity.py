@@ -49,15 +49,15 @@ def by(p: Problem, environment: Environment, kernel: str) -> Solution:
 def leased(store: Store, environment: Environment, **options: Any) -> list[Problem]:
     """All units that a worker of this environment gets, one after the other; they are given back at the end."""
     held = []
-    while work := store.lease_next("host:1", environment, now_s=T, hold_s=60, **options):
+    while work := store.leases.lease_next("host:1", environment, now_s=T, hold_s=60, **options):
         held.append(work)
     for work in held:
-        store.release(work, now_s=T, counted=False)
+        store.leases.release(work, now_s=T, counted=False)
     return [work.problem for work in held]
 
 
 def served(store: Store, environment: Environment) -> set[Problem]:
-    table = build_table(store.published()[1], {"cuda:0": environment}, generation=1, failed=frozenset())
+    table = build_table(store.solutions.published()[1], {"cuda:0": environment}, generation=1, failed=frozenset())
     return {p for _, (p, _, _), _ in table.items()}
 
 
@@ -66,22 +66,22 @@ def with_stamp(**stamps: str) -> Environment:
 
 
 def test_editing_one_kernel_keeps_the_solutions_by_every_other(store: Store) -> None:
-    store.add_sightings("serve", HERE, [saw(p, 9) for p in (ONE, TWO)], now_s=T)
-    store.install(None, [by(ONE, HERE, "gemv"), by(TWO, HERE, "tiles")], environment=HERE, now_s=T)
+    store.sightings.add("serve", HERE, [saw(p, 9) for p in (ONE, TWO)], now_s=T)
+    store.solutions.install(None, [by(ONE, HERE, "gemv"), by(TWO, HERE, "tiles")], environment=HERE, now_s=T)
     assert not leased(store, HERE) and served(store, HERE) == {ONE, TWO}
 
     edited = with_stamp(triton__gemv="gemv/3.6/sm_90/edited")
 
     assert served(store, edited) == {TWO}
     assert leased(store, edited) == [ONE]
-    store.install(None, [by(ONE, edited, "gemv")], environment=edited, now_s=T)
+    store.solutions.install(None, [by(ONE, edited, "gemv")], environment=edited, now_s=T)
     assert not leased(store, edited) and served(store, edited) == {ONE, TWO}
     assert served(store, HERE) == {ONE, TWO}, "a program that began before the edit goes on as it was"
 
 
 def test_adding_a_kernel_leaves_everything_as_it_is(store: Store) -> None:
-    store.add_sightings("serve", HERE, [saw(p, 9) for p in (ONE, TWO)], now_s=T)
-    store.install(None, [by(ONE, HERE, "gemv")], environment=HERE, now_s=T)
+    store.sightings.add("serve", HERE, [saw(p, 9) for p in (ONE, TWO)], now_s=T)
+    store.solutions.install(None, [by(ONE, HERE, "gemv")], environment=HERE, now_s=T)
 
     more = with_stamp(triton__new="new/3.6/sm_90/c")
 
@@ -90,44 +90,44 @@ def test_adding_a_kernel_leaves_everything_as_it_is(store: Store) -> None:
 
 
 def test_a_backend_more_in_the_daemons_environment_changes_nobodys_queue(store: Store) -> None:
-    store.add_sightings("serve", HERE, [saw(p, 9) for p in (ONE, TWO)], now_s=T)
-    store.install(None, [by(ONE, HERE, "gemv")], environment=HERE, now_s=T)
+    store.sightings.add("serve", HERE, [saw(p, 9) for p in (ONE, TWO)], now_s=T)
+    store.solutions.install(None, [by(ONE, HERE, "gemv")], environment=HERE, now_s=T)
     more = with_stamp(plugin="1.0")
     before = queries.untuned(store.path)
 
     assert leased(store, more) == [TWO]
-    assert [row["environment"] for row in store.waiting(now_s=T)] == [HERE.key] == [more.key]
+    assert [row["environment"] for row in store.resume.waiting(now_s=T)] == [HERE.key] == [more.key]
     assert [row["problem"] for row in queries.untuned(store.path)] == [row["problem"] for row in before]
 
-    store.install(None, [found(TWO, more, "plugin")], environment=more, now_s=T)
-    store.add_sightings("serve", HERE, [saw(THREE, 9)], now_s=T)  # the program has no such backend: nothing changes
+    store.solutions.install(None, [found(TWO, more, "plugin")], environment=more, now_s=T)
+    store.sightings.add("serve", HERE, [saw(THREE, 9)], now_s=T)  # the program has no such backend: nothing changes
     assert leased(store, more) == [THREE]
 
 
 def test_two_daemons_that_disagree_both_come_to_an_end(store: Store) -> None:
-    store.add_sightings("serve", HERE, [saw(ONE, 9)], now_s=T)
+    store.sightings.add("serve", HERE, [saw(ONE, 9)], now_s=T)
     other = with_stamp(triton__gemv="gemv/3.7/sm_90/a")
     for environment in (HERE, other):
         assert leased(store, environment) == [ONE]
-        store.install(None, [by(ONE, environment, "gemv")], environment=environment, now_s=T)
+        store.solutions.install(None, [by(ONE, environment, "gemv")], environment=environment, now_s=T)
 
     assert not leased(store, HERE) and not leased(store, other) and not leased(store, HERE)
     assert served(store, HERE) == served(store, other) == {ONE}
 
 
 def test_another_torch_is_another_environment(store: Store) -> None:
-    store.add_sightings("serve", HERE, [saw(ONE)], now_s=T)
+    store.sightings.add("serve", HERE, [saw(ONE)], now_s=T)
 
     assert not leased(store, with_stamp(torch="2.14"))
 
 
 def test_hits_are_counted_once_though_two_versions_of_a_solution_are_live(store: Store) -> None:
     edited = with_stamp(triton__gemv="gemv/3.6/sm_90/edited")
-    store.add_sightings("serve", HERE, [saw(ONE)], now_s=T)
-    store.install(None, [by(ONE, HERE, "gemv")], environment=HERE, now_s=T)
-    store.add_sightings("serve", HERE, [saw(ONE, 100, "exact")], now_s=T)
-    store.install(None, [by(ONE, edited, "gemv")], environment=edited, now_s=T)
-    store.add_sightings("serve", edited, [saw(ONE, 20, "exact")], now_s=T)
+    store.sightings.add("serve", HERE, [saw(ONE)], now_s=T)
+    store.solutions.install(None, [by(ONE, HERE, "gemv")], environment=HERE, now_s=T)
+    store.sightings.add("serve", HERE, [saw(ONE, 100, "exact")], now_s=T)
+    store.solutions.install(None, [by(ONE, edited, "gemv")], environment=edited, now_s=T)
+    store.sightings.add("serve", edited, [saw(ONE, 20, "exact")], now_s=T)
 
     hits = {row["stamp"]: row["hit_calls"] for row in queries.solutions(store.path)}
     assert hits == {"gemv/3.6/sm_90/a": 100, "gemv/3.6/sm_90/edited": 20}
@@ -136,23 +136,23 @@ def test_hits_are_counted_once_though_two_versions_of_a_solution_are_live(store:
 def test_what_a_worker_cannot_tune_is_never_leased_and_said_with_a_count(store: Store) -> None:
     scaled = Problem(family="scaled", m=16, n=256, k=512, dtype="fp8_e4m3", out_dtype="bf16", scale="row")
     able = replace(HERE, tunable=(ONE.operands,))
-    store.add_sightings("serve", HERE, [saw(ONE, 1), saw(scaled, 900)], now_s=T)
+    store.sightings.add("serve", HERE, [saw(ONE, 1), saw(scaled, 900)], now_s=T)
     assert leased(store, HERE) == [scaled, ONE], "nobody has said what can be tuned: all is tried"
 
     assert leased(store, able) == [ONE]
     assert leased(store, able, problems=[scaled]) == []
     states = {row["problem"]: row["state"] for row in queries.untuned(store.path)}
     assert states[str(scaled)] == "untunable"
-    assert store.remaining(able, now_s=T).queued == 1
-    assert [row["problems"] for row in store.waiting(now_s=T)] == [1]
-    assert store.states([scaled], able, now_s=T)[scaled].state == "untunable"
+    assert store.leases.remaining(able, now_s=T).queued == 1
+    assert [row["problems"] for row in store.resume.waiting(now_s=T)] == [1]
+    assert store.resume.states([scaled], able, now_s=T)[scaled].state == "untunable"
     coverage = {row["family"]: row for row in queries.coverage(store.path, now_s=T)}
     assert coverage["scaled"]["untunable_problems"] == 1 and coverage["scaled"]["untunable_calls"] == 900
     assert coverage["dense"]["untunable_calls"] == 0
     (place,) = queries.environments(store.path)
     assert (place["open_problems"], place["untunable"]) == (1, 1)
 
-    store.add_sightings("serve", HERE, [saw(replace(scaled, m=32), 5)], now_s=T)  # new, and known at once
+    store.sightings.add("serve", HERE, [saw(replace(scaled, m=32), 5)], now_s=T)  # new, and known at once
     assert leased(store, able) == [ONE]
     assert scaled in leased(store, replace(able, tunable=(ONE.operands, scaled.operands))), "a later version can"
 
@@ -168,25 +168,25 @@ def test_quantised_mixtures_of_an_older_version_are_tuned_where_their_key_says_e
         )
     )  # fmt: skip
     before = replace(HERE, tunable=(ONE.operands,))
-    store.add_sightings("serve", HERE, [saw(p, 9) for p in (fp8, mxfp4, int4)], now_s=T)
+    store.sightings.add("serve", HERE, [saw(p, 9) for p in (fp8, mxfp4, int4)], now_s=T)
     assert leased(store, before) == []
 
     now = replace(HERE, tunable=tunable("cuda"))
-    store.add_sightings("serve", HERE, [saw(today, 9)], now_s=T)
+    store.sightings.add("serve", HERE, [saw(today, 9)], now_s=T)
     assert set(leased(store, now)) == {fp8, mxfp4, today}
     states = {row["problem"]: row["state"] for row in queries.untuned(store.path)}
-    assert states[str(int4)] == "untunable" and store.states([int4], now, now_s=T)[int4].state == "untunable"
+    assert states[str(int4)] == "untunable" and store.resume.states([int4], now, now_s=T)[int4].state == "untunable"
     calls = {row["problem"]: row["calls"] for row in queries.coverage(store.path, by="problem", now_s=T)}
     assert calls == {str(p): 9 for p in (fp8, mxfp4, int4, today)}
 
 
 def test_an_upgrade_gives_what_failed_another_chance_and_what_was_withdrawn_none(store: Store) -> None:
-    store.add_sightings("serve", HERE, [saw(ONE, 9), saw(TWO, 8)], now_s=T)
-    store.install(None, [by(TWO, HERE, "tiles")], environment=HERE, now_s=T)
-    store.withdraw([TWO], reason="slow", now_s=T)
+    store.sightings.add("serve", HERE, [saw(ONE, 9), saw(TWO, 8)], now_s=T)
+    store.solutions.install(None, [by(TWO, HERE, "tiles")], environment=HERE, now_s=T)
+    store.solutions.withdraw([TWO], reason="slow", now_s=T)
     for _ in range(3):
         work = lease(store, now_s=T, environment=HERE)
-        store.fail(work, "the worker crashed", now_s=T - 1e6)
+        store.leases.fail(work, "the worker crashed", now_s=T - 1e6)
     assert leased(store, HERE) == []
 
     assert leased(store, with_stamp(cublaslt="130200/sm_90")) == [ONE]
@@ -194,7 +194,7 @@ def test_an_upgrade_gives_what_failed_another_chance_and_what_was_withdrawn_none
 
 def test_every_problem_of_the_interface_is_what_it_was(store: Store) -> None:
     p = problem(bias=True, math_mode="tf32")
-    store.add_sightings("serve", HERE, [saw(p)], now_s=T)
+    store.sightings.add("serve", HERE, [saw(p)], now_s=T)
 
     (row,) = queries.ask(store.path, "SELECT * FROM problem")
     assert row["rest"] == "n=1024,k=512,bias=1,dtype=fp32,math_mode=tf32,threads=2"
@@ -204,7 +204,7 @@ def test_every_problem_of_the_interface_is_what_it_was(store: Store) -> None:
 def test_each_problem_is_stored_once_whether_its_sizes_lie_close_or_far_apart(store: Store, tmp_path: Path) -> None:
     sizes = [1, 2, 3, 900, 901, 902, 4096]
     for some in ([2, 900], sizes, [*range(899, 905)], sizes):
-        store.add_sightings("serve", HERE, [saw(replace(ONE, m=m), 1) for m in some], now_s=T)
+        store.sightings.add("serve", HERE, [saw(replace(ONE, m=m), 1) for m in some], now_s=T)
     with closing(sqlite3.connect(tmp_path / "tune.db")) as conn:
         stored = conn.execute("SELECT m, n FROM problem ORDER BY m").fetchall()
     assert stored == [(m, ONE.n) for m in sorted({*sizes, *range(899, 905)})]

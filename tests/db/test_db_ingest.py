@@ -28,23 +28,23 @@ T = 1_800_000_000.0
 
 
 def test_what_others_counted_is_added_once_and_what_they_count_later_too(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10, us=50), saw(problem(9), 3, "exact")], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10, us=50), saw(problem(9), 3, "exact")], now_s=T)
     assert two.take() == 13
     assert two.take(T + 1) == 0
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 7, us=50)], now_s=T + 2)
-    two.theirs.add_sightings("other", NEW, [saw(problem(), 1)], now_s=T + HOUR)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 7, us=50)], now_s=T + 2)
+    two.theirs.sightings.add("other", NEW, [saw(problem(), 1)], now_s=T + HOUR)
     assert two.take(T + HOUR) == 8
     assert two.rows("SELECT p.m, sum(s.calls) FROM sighting s JOIN problem p ON p.id = s.problem_id GROUP BY p.m") == [
         (8, 18), (9, 3),
     ]  # fmt: skip
     assert two.rows("SELECT sum(calls), sum(sampled_calls) FROM demand") == [(21, 8)]
     assert two.ours.check() == []
-    work = two.ours.lease_next("a:1", NEW, now_s=T + HOUR, hold_s=60)
+    work = two.ours.leases.lease_next("a:1", NEW, now_s=T + HOUR, hold_s=60)
     assert work is not None and work.problem in (problem(), problem(9))
 
 
 def test_a_kill_between_two_takes_counts_nothing_twice(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in range(1, 40)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(m), 10) for m in range(1, 40)], now_s=T)
     real = ingest.count
 
     def dies(conn: sqlite3.Connection, seen: Sequence[Any]) -> None:
@@ -60,20 +60,20 @@ def test_a_kill_between_two_takes_counts_nothing_twice(two: Two, monkeypatch: py
 
 
 def test_solutions_in_the_ingest_file_are_never_looked_at(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem())], now_s=T)
-    two.theirs.install(None, [found(problem())], environment=NEW, now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem())], now_s=T)
+    two.theirs.solutions.install(None, [found(problem())], environment=NEW, now_s=T)
     two.take()
-    assert two.ours.published()[1] == [] and two.ours.generation() == 0
+    assert two.ours.solutions.published()[1] == [] and two.ours.solutions.generation() == 0
 
 
 def test_nonsense_is_left_out_and_the_rest_is_taken(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 5), saw(problem(n=1 << 21), 5), saw(problem(3), 5)], now_s=T)
-    two.theirs._write(
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 5), saw(problem(n=1 << 21), 5), saw(problem(3), 5)], now_s=T)
+    two.theirs._db.write(
         lambda conn: conn.execute("UPDATE problem SET rest = replace(rest, 'fp32', '__import__') WHERE m = 3")
     )
-    two.theirs._write(lambda conn: conn.execute("UPDATE sighting SET last_seen_us = 4000000000000000"))
+    two.theirs._db.write(lambda conn: conn.execute("UPDATE sighting SET last_seen_us = 4000000000000000"))
     assert two.take() == 5
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 2)], now_s=T + 5)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 2)], now_s=T + 5)
     assert two.take(T + 6) == 2, "a time stamp far ahead hid what came after it"
     assert two.rows("SELECT DISTINCT m, n FROM problem") == [(8, 1024)]
     assert two.rows("SELECT max(last_seen_us) FROM sighting") == [(int((T + 6) * 1e6),)]
@@ -81,37 +81,39 @@ def test_nonsense_is_left_out_and_the_rest_is_taken(two: Two) -> None:
 
 def test_one_user_cannot_flood_the_queue(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_limits, "NEW_A_DAY", 10)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(n=64 + i), 1) for i in range(50)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(n=64 + i), 1) for i in range(50)], now_s=T)
     assert two.take() == 10
     assert two.take() == 0
     assert two.take(T + 2 * DAY) == 10
 
 
 def test_programs_and_failed_routes_of_others_are_known(two: Two) -> None:
-    two.ours.add_sightings("mine", NEW, [saw(problem())], now_s=T)
-    two.ours.install(None, [found(problem())], environment=NEW, now_s=T)
+    two.ours.sightings.add("mine", NEW, [saw(problem())], now_s=T)
+    two.ours.solutions.install(None, [found(problem())], environment=NEW, now_s=T)
     session = Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1, calls=9)
-    two.theirs.beat(session, now_s=T)
-    two.theirs.add_quarantine(found(problem()), "boom", run="theirs", how="wrong", now_s=T)
+    two.theirs.sightings.beat(session, now_s=T)
+    two.theirs.sightings.add_quarantine(found(problem()), "boom", run="theirs", how="wrong", now_s=T)
     two.take()
     two.take()
     assert [(s["run"], s["calls"]) for s in queries.sessions(two.ours.path)] == [("theirs", 9)]
-    assert two.ours.take_quarantined(now_s=T) == [], "withdrawn on another user's word"
+    assert two.ours.solutions.take_quarantined(now_s=T) == [], "withdrawn on another user's word"
     assert two.rows("SELECT count(*) FROM solution WHERE reported_us IS NOT NULL") == [(1,)]
     two.take()
     assert two.rows("SELECT count(*) FROM quarantine WHERE taken_us IS NULL") == [(0,)]
 
 
 def test_a_file_that_is_none_is_said_and_one_that_is_not_there_is_not(two: Two, tmp_path: Path) -> None:
-    assert two.ours.take_from(tmp_path / "none.db", now_s=T) == 0
+    assert two.ours.ingest.take_from(tmp_path / "none.db", now_s=T) == 0
     (tmp_path / "bad.db").write_bytes(b"not a database" * 1000)
     with pytest.raises(StoreError, match=r"bad\.db"):
-        two.ours.take_from(tmp_path / "bad.db", now_s=T)
+        two.ours.ingest.take_from(tmp_path / "bad.db", now_s=T)
 
 
 @pytest.mark.parametrize("column", ["host", "namespace", "beat_us"])
 def test_a_file_with_other_types_than_ours_is_said_and_does_not_stop_us(two: Two, column: str) -> None:
-    two.theirs.beat(Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1), now_s=T)
+    two.theirs.sightings.beat(
+        Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1), now_s=T
+    )
     two.theirs.close()
     with contextlib.closing(sqlite3.connect(two.path, isolation_level=None)) as conn:
         conn.execute("PRAGMA writable_schema = ON")
@@ -123,12 +125,12 @@ def test_a_file_with_other_types_than_ours_is_said_and_does_not_stop_us(two: Two
 
 
 def test_a_file_made_anew_begins_at_nothing(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     assert two.take() == 10
     two.theirs.close()
     replaced = two.path.with_name("kept")  # so that the new file has another inode
     two.path.rename(replaced)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 4)], now_s=T + 1)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 4)], now_s=T + 1)
     assert two.take(T + 2) == 4
 
 
@@ -161,14 +163,14 @@ def test_programs_of_two_other_users_share_the_ingest_file_of_a_home(shared_home
     def count(calls: int) -> str:
         path, locks = here.counts
         store = Store(path, locks=locks)
-        store.add_sightings("theirs", NEW, [saw(problem(), calls)], now_s=T)
+        store.sightings.add("theirs", NEW, [saw(problem(), calls)], now_s=T)
         store.close()
         return f"{path.name} {oct(path.stat().st_mode & 0o777)}"
 
     def take() -> int:
         store = Store(here.db, locks=here.locks)
         try:
-            return store.take_from(here.ingest, now_s=T)
+            return store.ingest.take_from(here.ingest, now_s=T)
         finally:
             store.close()
 
@@ -181,7 +183,7 @@ def test_programs_of_two_other_users_share_the_ingest_file_of_a_home(shared_home
     assert as_user(54401, 54321, lambda: _home(here).result) == "PASS"
 
     def write() -> None:
-        Store(here.db, locks=here.locks).add_sightings("theirs", NEW, [saw(problem(), 1)], now_s=T)
+        Store(here.db, locks=here.locks).sightings.add("theirs", NEW, [saw(problem(), 1)], now_s=T)
 
     assert "StoreError" in as_user(54401, 54321, write), "the daemon's own is not theirs to write"
     assert "denied" in as_user(54403, 54999, lambda: count(1)), "not of the group"

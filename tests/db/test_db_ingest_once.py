@@ -53,9 +53,12 @@ def live(two: Two, days: int, labels: int, shapes: int, seed: int) -> None:
         for label in range(3 if few else labels):
             many = [saw(problem(n=64 + i), draw.randrange(1, 9), us=5) for i in range(5 if few else shapes)]
             expected += sum(s.calls for s in many)
-            two.theirs.add_sightings(f"job {label}", NEW, many, now_s=at + label * 60 / labels)
+            two.theirs.sightings.add(f"job {label}", NEW, many, now_s=at + label * 60 / labels)
         at += 60
-        while two.ours.take_from(two.path, now_s=at, limit_s=draw.choice([0.0, 0.001, 60.0])) or total(two) < expected:
+        while (
+            two.ours.ingest.take_from(two.path, now_s=at, limit_s=draw.choice([0.0, 0.001, 60.0]))
+            or total(two) < expected
+        ):
             at += 2
         assert total(two) == expected
         assert two.take(at + 1) == 0
@@ -63,7 +66,7 @@ def live(two: Two, days: int, labels: int, shapes: int, seed: int) -> None:
         assert two.take(at) == 0, "after any pause nothing is counted again"
         assert total(two) == expected
         if draw.random() < 0.3:
-            two.ours.roll_up(now_s=at)
+            two.ours.rollup.roll_up(now_s=at)
     assert two.ours.check() == []
 
 
@@ -82,18 +85,18 @@ def test_400_days_of_a_hundred_labels(two: Two) -> None:
 @pytest.mark.long
 def test_more_rows_in_one_minute_than_a_page_holds(two: Two) -> None:
     for label in range(100):
-        two.theirs.add_sightings(
+        two.theirs.sightings.add(
             f"job {label}", NEW, [saw(problem(n=64 + i), 3) for i in range(300)], now_s=T + label / 2
         )
     assert two.take(T + 60) == 90_000 == total(two)
-    two.theirs.add_sightings("an hour later", NEW, [saw(problem(), 5)], now_s=T + HOUR)
+    two.theirs.sightings.add("an hour later", NEW, [saw(problem(), 5)], now_s=T + HOUR)
     assert two.take(T + HOUR) == 5
     assert two.take(T + 20 * DAY) == 0 == two.take(T + 400 * DAY)
 
 
 def test_a_new_database_beside_an_old_file_takes_all_of_it_once(two: Two, tmp_path: Path) -> None:
     for day in range(40):
-        two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in range(1, 8)], now_s=T + day * DAY)
+        two.theirs.sightings.add("serve", NEW, [saw(problem(m), 10) for m in range(1, 8)], now_s=T + day * DAY)
     two.ours.close()
     for file in (tmp_path / "ours").iterdir():
         if file.is_file():
@@ -114,7 +117,7 @@ def test_a_large_file_is_moved_out_under_its_writers_and_each_count_kept(
     for step in range(60):
         many = [saw(problem(n=64 + draw.randrange(500)), 2) for _ in range(40)]
         expected += 80
-        two.theirs.add_sightings(f"job {step}", NEW, many, now_s=T + step)
+        two.theirs.sightings.add(f"job {step}", NEW, many, now_s=T + step)
         if step % 3 == 0:
             assert two.take(T + step) and total(two) == expected
             assert not two.path.exists() or two.path.stat().st_size < 600_000
@@ -126,14 +129,14 @@ def test_a_large_file_is_moved_out_under_its_writers_and_each_count_kept(
 
 
 def test_a_file_is_moved_out_once_a_day_and_then_clocks_that_jumped_do_not_matter(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     assert two.take(T) == 10
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 3)], now_s=T - 600)  # the clock is set back
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 3)], now_s=T - 600)  # the clock is set back
     assert two.take(T - 599) == 3
-    two.theirs.add_sightings("serve", NEW, [saw(problem(9), 4)], now_s=T - 500)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(10), 1)], now_s=T + 900)  # and forth again, before we look
+    two.theirs.sightings.add("serve", NEW, [saw(problem(9), 4)], now_s=T - 500)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(10), 1)], now_s=T + 900)  # and forth again, before we look
     two.take(T + 900)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(10), 1)], now_s=T + 2 * DAY)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(10), 1)], now_s=T + 2 * DAY)
     two.take(T + 2 * DAY)
     assert total(two) == 19
     assert not two.path.exists()
@@ -149,7 +152,7 @@ path = Path(sys.argv[1])
 store = Store(path, locks=path.parent, timeout_s=30)
 for step in range(50):
     many = [saw(problem(n=64 + 20 * step + i), 1) for i in range(20)]
-    store.add_sightings(sys.argv[3], NEW, many, now_s=1_800_000_000 + step)
+    store.sightings.add(sys.argv[3], NEW, many, now_s=1_800_000_000 + step)
 store.close()
 """
 
@@ -162,7 +165,7 @@ def test_programs_that_write_while_files_are_moved_out_lose_nothing(two: Two, mo
     seen = 0
     with faults.armed() as passed:
         while any(writer.poll() is None for writer in writers):
-            seen += two.ours.take_from(two.path, now_s=T + 1000, limit_s=0.05)
+            seen += two.ours.ingest.take_from(two.path, now_s=T + 1000, limit_s=0.05)
             time.sleep(0.02)
     assert [writer.returncode for writer in writers] == [0, 0, 0]
     seen += two.take(T + 2000)
@@ -179,19 +182,19 @@ from store_cases import open_store
 from gemmtuned.db import ingest
 ingest.ROTATE_BYTES, ingest.AT_ONCE = 1, 5
 ours = open_store(Path(sys.argv[1]) / "ours")
-ours.take_from(Path(sys.argv[1]) / "ingest" / "ingest.db", now_s=float(sys.argv[3]))
+ours.ingest.take_from(Path(sys.argv[1]) / "ingest" / "ingest.db", now_s=float(sys.argv[3]))
 """
 
 
 @pytest.mark.parametrize("place", ["ingest.set_aside", "ingest.moved", "ingest.done"])
 def test_a_kill_at_any_place_of_a_move_counts_once(two: Two, tmp_path: Path, place: str) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in range(1, 30)], now_s=T)
-    two.theirs.beat(Session(host="h", pid=7, started_us=1, run="r", path="native", generation=1), now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(m), 10) for m in range(1, 30)], now_s=T)
+    two.theirs.sightings.beat(Session(host="h", pid=7, started_us=1, run="r", path="native", generation=1), now_s=T)
     two.ours.close()
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parents[1] / "support"), str(T)]
     env = {**os.environ, "GEMMTUNED_FAILPOINTS": f"{place}=kill"}
     assert subprocess.run(command, env=env, check=False).returncode == -9
-    two.theirs.add_sightings("serve", NEW, [saw(problem(m), 1) for m in range(1, 30)], now_s=T + 5)  # the same handle
+    two.theirs.sightings.add("serve", NEW, [saw(problem(m), 1) for m in range(1, 30)], now_s=T + 5)  # the same handle
     assert two.theirs.check() == []
     two.take(T + 6)
     assert total(two) == 29 * 11
@@ -200,7 +203,7 @@ def test_a_kill_at_any_place_of_a_move_counts_once(two: Two, tmp_path: Path, pla
 
 def test_the_disk_refuses_to_move_it_and_counts_go_on(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "ROTATE_BYTES", 1)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     with faults.armed("ingest.set_aside=ENOSPC"), pytest.raises(StoreError, match="disk full"):
         two.take(T)
     assert total(two) == 10
@@ -209,9 +212,11 @@ def test_the_disk_refuses_to_move_it_and_counts_go_on(two: Two, monkeypatch: pyt
 
 def say(two: Two, at: float) -> None:
     """A program of theirs counts, says that it is there, and reports a route that failed."""
-    two.theirs.add_sightings("serve", NEW, [saw(problem(m), 10) for m in range(1, 10)], now_s=at)
-    two.theirs.beat(Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1), now_s=at)
-    two.theirs.add_quarantine(found(problem()), "boom", run="theirs", now_s=at)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(m), 10) for m in range(1, 10)], now_s=at)
+    two.theirs.sightings.beat(
+        Session(host="h", pid=7, started_us=1, run="theirs", path="native", generation=1), now_s=at
+    )
+    two.theirs.sightings.add_quarantine(found(problem()), "boom", run="theirs", now_s=at)
 
 
 @pytest.mark.parametrize("commit", range(1, 5))
@@ -219,9 +224,9 @@ def test_a_write_that_fails_loses_no_program_and_no_report(
     two: Two, monkeypatch: pytest.MonkeyPatch, commit: int
 ) -> None:
     monkeypatch.setattr(ingest, "AT_ONCE", 4)  # three pages
-    two.ours.install(None, [found(problem())], environment=NEW, now_s=T)
+    two.ours.solutions.install(None, [found(problem())], environment=NEW, now_s=T)
     say(two, T)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T + 100)  # beyond what passes overlap
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T + 100)  # beyond what passes overlap
     with faults.armed(f"store.commit={commit}:ENOSPC"), pytest.raises(StoreError):
         two.take(T + 100)
     two.take(T + 400)
@@ -231,8 +236,8 @@ def test_a_write_that_fails_loses_no_program_and_no_report(
 
 
 def test_what_is_said_just_before_a_file_is_moved_out_is_heard(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.ours.install(None, [found(problem())], environment=NEW, now_s=T)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.ours.solutions.install(None, [found(problem())], environment=NEW, now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     two.take(T)
     real = ingest.set_aside
 
@@ -248,7 +253,7 @@ def test_what_is_said_just_before_a_file_is_moved_out_is_heard(two: Two, monkeyp
 
 
 def test_a_turn_with_nothing_new_does_not_open_the_file(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     two.take()
     old = time.time() - 60
     for end in ("", "-wal"):
@@ -268,13 +273,13 @@ _BEFORE = (
 
 
 def test_what_the_version_before_has_taken_is_not_taken_again(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 15), saw(problem(9), 10)], now_s=T)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(10), 7)], now_s=T - 30 * DAY)  # taken, and forgotten since
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 15), saw(problem(9), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(10), 7)], now_s=T - 30 * DAY)  # taken, and forgotten since
     edit(two, _BEFORE, "DELETE FROM sighting")
     row, named = (0, 0, 0, int(T // 3600), "miss", 0), Named(problem(), NEW, "serve")
     values = ("1:2", members_progress._hash(row, named), 6, 0, 0.0, int(T * 1e6))
-    two.ours._write(lambda conn: conn.execute("INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?)", values))
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 5), saw(problem(11), 2)], now_s=T + 60)
+    two.ours._db.write(lambda conn: conn.execute("INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?)", values))
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 5), saw(problem(11), 2)], now_s=T + 60)
     assert two.take(T + 61) == (15 - 6) + 5 + 2
     assert two.rows("SELECT count(*) FROM taken") == [(0,)]
     assert two.take(T + 62) == 0
@@ -285,19 +290,19 @@ def test_a_file_that_is_brought_up_to_date_while_it_is_read_counts_once(
 ) -> None:
     monkeypatch.setattr(ingest, "AT_ONCE", 7)
     many = [saw(problem(m), 10, us=3) for m in range(1, 40)]
-    two.theirs.add_sightings("serve", NEW, many, now_s=T)
-    seen = two.ours.take_from(two.path, now_s=T, limit_s=0.0)
+    two.theirs.sightings.add("serve", NEW, many, now_s=T)
+    seen = two.ours.ingest.take_from(two.path, now_s=T, limit_s=0.0)
     edit(two, _BEFORE, "DELETE FROM sighting")  # as step 0016 leaves it, though here it was so before
-    two.ours._write(lambda conn: conn.execute("UPDATE ingest_row SET graph = 0"))
-    two.ours._write(lambda conn: conn.execute("UPDATE ingest_file SET after = '[1' || substr(after, 3)"))
-    two.theirs.add_sightings("serve", NEW, many, now_s=T + 1)
+    two.ours._db.write(lambda conn: conn.execute("UPDATE ingest_row SET graph = 0"))
+    two.ours._db.write(lambda conn: conn.execute("UPDATE ingest_file SET after = '[1' || substr(after, 3)"))
+    two.theirs.sightings.add("serve", NEW, many, now_s=T + 1)
     assert seen and seen + two.take(T + 2) == 39 * 20 == total(two)
     assert two.take(T + 3) == 0
 
 
 @pytest.mark.long
 def test_a_page_of_a_large_file_costs_no_more_than_one_of_a_small_one(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 1)], now_s=T)
     one = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 400000)"
     edit(
         two,
@@ -305,7 +310,7 @@ def test_a_page_of_a_large_file_costs_no_more_than_one_of_a_small_one(two: Two) 
         f"sampled_us, last_seen_us) {one} SELECT 1, 1, 1, 1 + x, 'miss', 0, 3, 0, 0, (1 + x) * 3600000000 FROM r",
     )
     began = time.monotonic()
-    first = two.ours.take_from(two.path, now_s=T * 2, limit_s=0.0)
+    first = two.ours.ingest.take_from(two.path, now_s=T * 2, limit_s=0.0)
     assert first == 3 * ingest.AT_ONCE
     assert time.monotonic() - began < 2, "one page, not the file"
 
@@ -347,7 +352,7 @@ def test_what_is_no_file_is_not_opened(
 
 
 def test_our_own_database_under_their_name_does_not_feed_itself(two: Two) -> None:
-    two.ours.add_sightings("mine", NEW, [saw(problem(), 10)], now_s=T)
+    two.ours.sightings.add("mine", NEW, [saw(problem(), 10)], now_s=T)
     two.theirs.close()
     for end in ("", "-wal", "-shm"):
         Path(f"{two.path}{end}").unlink(missing_ok=True)
@@ -383,7 +388,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("statements", STRANGE.values(), ids=STRANGE)
 def test_tables_that_no_gemmtuned_made_are_refused_at_once(two: Two, statements: tuple[str, ...]) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     edit(two, "PRAGMA foreign_keys = OFF", *statements)
     began = time.monotonic()
     with pytest.raises(StoreError, match=r"ingest\.db: holds what no gemmtuned wrote"):
@@ -393,7 +398,7 @@ def test_tables_that_no_gemmtuned_made_are_refused_at_once(two: Two, statements:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot limit the length of a text in SQLite")
 def test_a_huge_text_is_not_read(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     edit(
         two,
         "PRAGMA ignore_check_constraints = ON",
@@ -404,13 +409,13 @@ def test_a_huge_text_is_not_read(two: Two) -> None:
 
 
 def test_triggers_and_views_of_a_member_do_nothing(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 10)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 10)], now_s=T)
     edit(two, "CREATE TRIGGER t AFTER UPDATE ON sighting BEGIN DELETE FROM run; END", "CREATE VIEW mine AS SELECT 1")
     assert two.take() == 10
 
 
 def test_values_that_cannot_be_are_left_out_and_the_rest_is_taken(two: Two) -> None:
-    two.theirs.add_sightings("serve", NEW, [saw(problem(n=64 + i), 10) for i in range(9)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(n=64 + i), 10) for i in range(9)], now_s=T)
     edit(
         two,
         "PRAGMA ignore_check_constraints = ON",
@@ -431,16 +436,16 @@ def test_values_that_cannot_be_are_left_out_and_the_rest_is_taken(two: Two) -> N
 def test_names_environments_runs_and_sessions_have_a_limit_a_day(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_limits, "MORE_A_DAY", {"environment": 3, "run": 5, "session": 4, "report": 2})
     for i in range(20):
-        two.theirs.add_sightings(f"job {i} " + "x" * 400, NEW, [saw(problem(), 1)], now_s=T)
+        two.theirs.sightings.add(f"job {i} " + "x" * 400, NEW, [saw(problem(), 1)], now_s=T)
         session = Session(host=f"h{i}", pid=7, started_us=1, run="r", path="native", generation=1, note="n" * 9000)
-        two.theirs.beat(session, now_s=T)
+        two.theirs.sightings.beat(session, now_s=T)
     assert two.take() == 20, "the calls of further runs are counted under one name"
     assert two.rows("SELECT count(*), max(length(name)) FROM run") == [(6, 200)]
     assert ("(further runs)",) in two.rows("SELECT name FROM run")
     assert two.rows("SELECT count(*), max(length(note)) FROM session") == [(4, 4096)]
     for i in range(10):
         other = Environment(NEW.device, {"torch": f"9.{i}", "onednn": "1"})
-        two.theirs.add_sightings("job 1", other, [saw(problem(), 1)], now_s=T + 2)
+        two.theirs.sightings.add("job 1", other, [saw(problem(), 1)], now_s=T + 2)
     two.take(T + 3)
     assert two.rows("SELECT count(*) FROM environment")[0][0] == 3
     two.take(T + DAY)
@@ -448,19 +453,21 @@ def test_names_environments_runs_and_sessions_have_a_limit_a_day(two: Two, monke
 
 
 def test_a_session_of_the_future_is_none_and_does_not_live_for_ever(two: Two) -> None:
-    two.theirs.beat(Session(host="a", pid=7, started_us=1, run="r", path="native", generation=1), now_s=T + 1e6)
-    two.theirs.beat(Session(host="b", pid=7, started_us=1, run="r", path="native", generation=1), now_s=T)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=T)
+    two.theirs.sightings.beat(
+        Session(host="a", pid=7, started_us=1, run="r", path="native", generation=1), now_s=T + 1e6
+    )
+    two.theirs.sightings.beat(Session(host="b", pid=7, started_us=1, run="r", path="native", generation=1), now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 1)], now_s=T)
     two.take(T)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=T + 400)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 1)], now_s=T + 400)
     two.take(T + 400)
     assert two.rows("SELECT host, beat_us FROM session") == [("b", int(T * 1e6))]
 
 
 def test_reports_on_what_was_never_published_are_not_kept(two: Two) -> None:
-    two.ours.add_sightings("mine", NEW, [saw(problem())], now_s=T)
+    two.ours.sightings.add("mine", NEW, [saw(problem())], now_s=T)
     for i in range(5):
-        two.theirs.add_quarantine(found(problem(), config=f'{{"n": {i}}}'), "boom" * 5000, run="x", now_s=T)
+        two.theirs.sightings.add_quarantine(found(problem(), config=f'{{"n": {i}}}'), "boom" * 5000, run="x", now_s=T)
     two.take()
     assert two.rows("SELECT count(*) FROM quarantine") == [(0,)]
 
@@ -468,7 +475,7 @@ def test_reports_on_what_was_never_published_are_not_kept(two: Two) -> None:
 def test_a_question_without_an_end_has_one(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_file, "ANSWER_S", 0.2)
     monkeypatch.setattr(members_file, "_PAGE", f"{_ENDLESS} SELECT count(*), ?, ?, ?, ?, ?, ?, ?, ? FROM r")
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 1)], now_s=T)
     began = time.monotonic()
     with pytest.raises(StoreError, match="not read within"):
         two.take()
@@ -478,7 +485,7 @@ def test_a_question_without_an_end_has_one(two: Two, monkeypatch: pytest.MonkeyP
 def test_a_damaged_file_set_aside_is_kept_and_does_not_stop_what_comes(two: Two, tmp_path: Path) -> None:
     aside = two.ours.path.with_name("ingest-aside.db")
     aside.write_bytes(b"SQLite format 3\0" + b"\xff" * 8000)
-    two.theirs.add_sightings("serve", NEW, [saw(problem(), 3)], now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(problem(), 3)], now_s=T)
     with pytest.raises(StoreError, match="ingest-refused"):
         two.take()
     assert two.take(T + 1) == 3 and not aside.exists()
@@ -491,7 +498,7 @@ def test_a_program_does_not_hang_where_a_pipe_lies_in_its_place(two: Two) -> Non
     os.mkfifo(two.path)
     began = time.monotonic()
     with pytest.raises(GemmtunedError, match="a pipe"):
-        two.theirs.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=T)
+        two.theirs.sightings.add("serve", NEW, [saw(problem(), 1)], now_s=T)
     assert time.monotonic() - began < 2
 
 

@@ -40,7 +40,7 @@ def homes(tmp_path: Path) -> Iterator[Callable[[str, range], Path]]:
         home = tmp_path / name
         stores.append(Store(home / "tune.db", locks=home / "locks"))
         found = [solution(Problem(m=8, n=64 * n, k=64)) for n in sizes]
-        stores[-1].install(None, found, environment=ENVIRONMENT, now_s=1_800_000_000.0)
+        stores[-1].solutions.install(None, found, environment=ENVIRONMENT, now_s=1_800_000_000.0)
         publish(stores[-1], home / "configs", home / "locks", now_s=1_800_000_000.0)
         return home
 
@@ -81,11 +81,11 @@ def test_counts_go_where_the_link_points_now(tmp_path: Path) -> None:
     link.symlink_to("one")
     store = open_store(link)
     now_s = os.stat(link).st_mtime
-    store.add_sightings("serve", NEW, [saw(problem(), 7)], now_s=now_s)
+    store.sightings.add("serve", NEW, [saw(problem(), 7)], now_s=now_s)
     turn(link, Path("two"))
-    store.add_sightings("serve", NEW, [saw(problem(), 5)], now_s=now_s)
+    store.sightings.add("serve", NEW, [saw(problem(), 5)], now_s=now_s)
     turn(link, Path("one"))
-    store.add_sightings("serve", NEW, [saw(problem(), 1)], now_s=now_s)
+    store.sightings.add("serve", NEW, [saw(problem(), 1)], now_s=now_s)
     store.close()
 
     assert (calls(tmp_path / "one"), calls(tmp_path / "two")) == (8, 5)
@@ -105,10 +105,10 @@ def test_two_homes_with_one_database_have_one_lock_for_it(tmp_path: Path, way: s
     assert ours._db.lock.acquire(1)
     try:
         with pytest.raises(StoreBusy):
-            theirs.add_sightings("serve", NEW, [saw(problem(), 7)], now_s=0)
+            theirs.sightings.add("serve", NEW, [saw(problem(), 7)], now_s=0)
     finally:
         ours._db.lock.release()
-    theirs.add_sightings("serve", NEW, [saw(problem(), 7)], now_s=0)
+    theirs.sightings.add("serve", NEW, [saw(problem(), 7)], now_s=0)
     ours.close()
     theirs.close()
 
@@ -116,7 +116,7 @@ def test_two_homes_with_one_database_have_one_lock_for_it(tmp_path: Path, way: s
 def test_doctor_tells_of_a_database_with_two_names_and_its_advice_ends_that(tmp_path: Path) -> None:
     home, copy = tmp_path / "home", tmp_path / "copy"
     store = open_store(home)
-    store.add_sightings("serve", NEW, [saw(problem(), 7)], now_s=time.time())
+    store.sightings.add("serve", NEW, [saw(problem(), 7)], now_s=time.time())
     store.close()
     settings = Settings.from_env({"GEMMTUNED_HOME": str(home)})
 

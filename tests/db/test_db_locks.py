@@ -80,7 +80,7 @@ def test_a_home_of_an_earlier_version_is_mended_by_who_uses_it(tmp_path: Path) -
         (here.locks / name).touch()
         (here.locks / name).chmod(0o644)
     store = open_store(tmp_path)
-    store.add_sightings("serve", NEW, [saw(problem())], now_s=1e9)
+    store.sightings.add("serve", NEW, [saw(problem())], now_s=1e9)
     publish(store, here.config_dir, here.locks, now_s=1e9)
     with only_one.only_daemon(here):
         pass
@@ -101,7 +101,7 @@ def test_no_other_user_can_hold_a_lock_of_a_shared_home() -> None:
             here = Settings.from_env({"GEMMTUNED_HOME": str(home)})
             with only_one.only_daemon(here):
                 store = open_store(home)
-                store.add_sightings("serve", NEW, [saw(problem())], now_s=1e9)
+                store.sightings.add("serve", NEW, [saw(problem())], now_s=1e9)
                 publish(store, here.config_dir, here.locks, now_s=1e9)
                 store.close()
             return "done"
@@ -159,7 +159,7 @@ def test_what_is_no_regular_file_holds_nobody_up(
         make(here.locks / name)
     make(tmp_path / "gemmtuned-gpu-1.lock")
     with pytest.raises(GemmtunedError):
-        open_store(tmp_path).add_sightings("serve", NEW, [saw(problem())], now_s=1e9)
+        open_store(tmp_path).sightings.add("serve", NEW, [saw(problem())], now_s=1e9)
     with pytest.raises(TableError, match=r"daemon\.lock"), only_one.only_daemon(here):
         pass
     store = open_store(tmp_path / "other")
@@ -258,7 +258,7 @@ def test_a_file_system_without_locks_is_named_by_every_command(
     nolock: Path, tmp_path: Path, command: list[str], code: int
 ) -> None:
     store = open_store(tmp_path)
-    store.add_sightings("serve", NEW, [saw(problem())], now_s=time.time())
+    store.sightings.add("serve", NEW, [saw(problem())], now_s=time.time())
     store.close()
     env = {**os.environ, "GEMMTUNED_HOME": str(tmp_path), "LD_PRELOAD": str(nolock), "NO_COLOR": "1", "COLUMNS": "300"}
     done = subprocess.run(

@@ -32,12 +32,12 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("damaged")
     store = open_store(folder)
     shapes = [problem(1 + i, k=128) for i in range(SHAPES)]
-    store.install(None, [found(p) for p in shapes[:20]], environment=NEW, now_s=T)
-    store.add_sightings("r", NEW, [saw(p, 2) for p in shapes], now_s=T)
+    store.solutions.install(None, [found(p) for p in shapes[:20]], environment=NEW, now_s=T)
+    store.sightings.add("r", NEW, [saw(p, 2) for p in shapes], now_s=T)
     store.checkpoint()
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         (page,) = conn.execute("SELECT rootpage FROM sqlite_master WHERE name = 'session'").fetchone()
-    store.add_sightings("r", NEW, [saw(p, 3) for p in shapes], now_s=T)
+    store.sightings.add("r", NEW, [saw(p, 3) for p in shapes], now_s=T)
     shutil.copytree(folder, folder / "copy")  # with its log: closing the last connection would take it in
     store.close()
     with (folder / "copy" / "tune.db").open("r+b") as file:
@@ -59,7 +59,7 @@ def is_whole(folder: Path) -> bool:
     try:
         with contextlib.closing(sqlite3.connect(store.path)) as conn:
             calls = conn.execute("SELECT sum(calls) FROM sighting").fetchone()[0]
-        return store.check() == [] and calls == 5 * SHAPES and len(store.published()[1]) == 20
+        return store.check() == [] and calls == 5 * SHAPES and len(store.solutions.published()[1]) == 20
     finally:
         store.close()
 
@@ -92,7 +92,7 @@ def test_what_is_damaged_is_said_before_it_is_copied_and_after(home: Path, caplo
 def cut(folder: Path, table: str, *, before: bool) -> None:
     """Cut a database of 300 calls off after the first page of this table, or before it."""
     store = open_store(folder)
-    store.add_sightings("r", NEW, [saw(problem(), 300)], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem(), 300)], now_s=T)
     store.checkpoint()
     store.close()
     with contextlib.closing(sqlite3.connect(folder / "tune.db")) as conn:
@@ -230,7 +230,7 @@ def test_files_set_aside_are_bounded(home: Path, damaged: Path) -> None:
 )
 def test_what_an_operator_adds_is_no_damage(tmp_path: Path, sql: str) -> None:
     store = open_store(tmp_path)
-    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem())], now_s=T)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         conn.executescript(sql)
     assert store.check() == [] and look_over(store) == []
@@ -241,7 +241,7 @@ def test_what_an_operator_adds_is_no_damage(tmp_path: Path, sql: str) -> None:
 
 def test_a_table_of_an_operators_that_needs_his_own_functions_and_modules_is_no_damage(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem())], now_s=T)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         conn.create_function("his", 1, lambda x: x, deterministic=True)
         conn.executescript("CREATE TABLE mine (a CHECK (his(a))); INSERT INTO mine VALUES (1)")
@@ -261,7 +261,7 @@ def test_a_table_of_an_operators_that_needs_his_own_functions_and_modules_is_no_
 def test_a_rule_of_ours_that_a_flipped_byte_broke_is_damage(tmp_path: Path) -> None:
     """SQLite calls it an unknown function, the caller's mistake: neither corrupt nor anything else of the file's."""
     store = open_store(tmp_path)
-    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem())], now_s=T)
     store.checkpoint()
     store.close()
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
@@ -272,14 +272,14 @@ def test_a_rule_of_ours_that_a_flipped_byte_broke_is_damage(tmp_path: Path) -> N
 
     assert look_over(store) == ["its tables or views are not as gemmtuned made them"]
     assert store.check() == []
-    store.add_sightings("r", NEW, [saw(problem(16))], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem(16))], now_s=T)
     store.close()
 
 
 def test_one_value_of_the_wrong_type_costs_that_value(tmp_path: Path) -> None:
     """A byte says of which type a value is; all counts of a device refer to its one row."""
     store = open_store(tmp_path)
-    store.add_sightings("r", NEW, [saw(problem(), 7)], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem(), 7)], now_s=T)
     store.checkpoint()
     store.close()
     data = bytearray((tmp_path / "tune.db").read_bytes())
@@ -292,7 +292,7 @@ def test_one_value_of_the_wrong_type_costs_that_value(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         assert conn.execute("SELECT sum(calls) FROM demand").fetchone() == (7,)
         assert conn.execute("SELECT key, units FROM device").fetchone() == ("cpu-test", 0)
-    store.add_sightings("r", NEW, [saw(problem(), 7)], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem(), 7)], now_s=T)
     with contextlib.closing(sqlite3.connect(store.path)) as conn:
         assert conn.execute("SELECT key, units FROM device").fetchall() == [("cpu-test", 4)]
     store.close()
@@ -326,7 +326,7 @@ def test_a_disk_that_does_not_answer_sets_nothing_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException]
 ) -> None:
     store = open_store(tmp_path)
-    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem())], now_s=T)
 
     def fails(*args: object, **more: object) -> None:
         raise error()

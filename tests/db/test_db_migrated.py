@@ -47,7 +47,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(home: Path) -> Iterator[Store]:
     store = Store(home / "tune.db", locks=home / "locks")
-    store.generation()  # migrates
+    store.solutions.generation()  # migrates
     yield store
     store.close()
 
@@ -65,18 +65,18 @@ def test_the_log_of_an_upgrade_is_not_left_for_the_next_write(home: Path, monkey
 def test_an_upgrade_says_what_it_does_and_how_much_is_left(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         store = Store(home / "tune.db", locks=home / "locks")
-        before = store.left_of_0_1_0()
+        before = store.rollup.left_of_0_1_0()
     said = [record.getMessage() for record in caplog.records]
     assert [line.split(" path=")[0] for line in said if "upgrad" in line] == ["upgrading", "upgraded"], said
     assert 0 < before <= 1
-    assert store.roll_up(now_s=NOW_S) and store.left_of_0_1_0() == 0
+    assert store.rollup.roll_up(now_s=NOW_S) and store.rollup.left_of_0_1_0() == 0
     store.close()
 
 
 def test_freed_pages_are_not_written_to_the_log(tmp_path: Path) -> None:
     """Where SQLite overwrites what is deleted (Debian's does), an upgrade wrote a third of the file to the log."""
     store = Store(tmp_path / "tune.db", locks=tmp_path / "locks")
-    store.generation()
+    store.solutions.generation()
     rows = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 9999) INSERT INTO t SELECT "
     with closing(files.connect(tmp_path / "tune.db", 1.0)) as conn:
         conn.execute("CREATE TABLE t (x)")
@@ -127,7 +127,7 @@ def test_gains_are_the_same(home: Path, store: Store) -> None:
 
 
 def test_programs_are_served_the_same(home: Path, store: Store) -> None:
-    generation, live = store.published()
+    generation, live = store.solutions.published()
 
     table = build_table(live, places(), generation=generation, failed=frozenset())
 
@@ -188,7 +188,7 @@ def test_a_damaged_one_is_built_anew_and_holds_what_can_be_read(home: Path, what
 
     store = Store(home / "tune.db", locks=home / "locks")
     look_over(store)
-    table = build_table(store.published()[1], places(), generation=1, failed=frozenset())
+    table = build_table(store.solutions.published()[1], places(), generation=1, failed=frozenset())
 
     assert list(home.glob("tune.db.corrupt-*Z")) and not store.check()
     assert coverage(home) == expected_coverage()
@@ -202,7 +202,7 @@ def test_a_key_that_names_what_we_do_not_know_is_no_problem_of_ours(home: Path, 
         conn.execute("UPDATE problem SET rest = rest || ',sparsity=2x4' WHERE text LIKE 'fp32:1x512x256%'")
     conn.close()
 
-    served = {str(solution.problem) for solution in store.published()[1]}
+    served = {str(solution.problem) for solution in store.solutions.published()[1]}
 
     assert "fp32:1x512x256,threads=2" not in served and len(served) == len(EXPECTED["served"]) - 1
     with pytest.raises(ProblemError, match="'sparsity'"):
@@ -253,7 +253,7 @@ def test_a_members_file_of_then_makes_room_for_one_of_now(home: Path) -> None:
     (home / "tune.db").rename(members)
     store = Store(home / "tune.db", locks=home / "locks")
 
-    taken = [store.take_from(members, now_s=NOW_S + 2 * i) for i in range(3)]
+    taken = [store.ingest.take_from(members, now_s=NOW_S + 2 * i) for i in range(3)]
 
     store.close()
     assert taken == [sum(EXPECTED["demand"].values()), 0, 0]

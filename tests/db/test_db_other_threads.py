@@ -35,19 +35,19 @@ def test_only_what_differs_in_threads_alone_is_named(store: Store) -> None:
         problem(8, threads=1), problem(9, threads=1), problem(8, n=64, threads=1), problem(8, threads=1, bias=True),
         problem(8, threads=1, **scaled), problem(8, threads=4),
     ]  # fmt: skip
-    store.add_sightings("serve", NEW, [saw(p) for p in calls], now_s=now)
+    store.sightings.add("serve", NEW, [saw(p) for p in calls], now_s=now)
     tuned = [found(problem(8)), found(problem(8, wscale="row", **scaled)), found(problem(8, n=65))]
-    store.install(None, tuned, environment=NEW, now_s=now)
+    store.solutions.install(None, tuned, environment=NEW, now_s=now)
     assert asked(store) == [(1, 2, 1), (4, 2, 1)]
-    store.install(None, [found(problem(8, threads=1))], environment=NEW, now_s=now)
+    store.solutions.install(None, [found(problem(8, threads=1))], environment=NEW, now_s=now)
     assert asked(store) == [(4, 1, 1), (4, 2, 1)], "that one is served; it is another that 4 threads could use"
 
 
 def test_a_bucket_of_another_number_counts_for_all_sizes_in_it(store: Store) -> None:
     now = time.time()
-    store.add_sightings("serve", NEW, [saw(problem(m, threads=1)) for m in (300, 301, 5000)], now_s=now)
+    store.sightings.add("serve", NEW, [saw(problem(m, threads=1)) for m in (300, 301, 5000)], now_s=now)
     bucket = found(problem(fine_m(300)), covers="fine")
-    store.install(None, [bucket], environment=NEW, now_s=now)
+    store.solutions.install(None, [bucket], environment=NEW, now_s=now)
     assert asked(store) == [(1, 2, 2)]
     assert [tuned_with(store.path, problem(m, threads=1)) for m in (300, 301, 302, 5000)] == [[2], [2], [2], []]
 
@@ -55,9 +55,9 @@ def test_a_bucket_of_another_number_counts_for_all_sizes_in_it(store: Store) -> 
 def test_the_programs_that_called_it_are_named_and_one_can_be_asked_for(store: Store) -> None:
     now = time.time()
     for run, threads in (("a", 1), ("b", 1), ("b", 4), ("c", 2)):
-        store.add_sightings(run, NEW, [saw(problem(8, threads=threads))], now_s=now)
-    store.add_sightings("d", NEW, [saw(problem(8, threads=1))], now_s=now - 2 * DAY)
-    store.install(None, [found(problem(8))], environment=NEW, now_s=now)
+        store.sightings.add(run, NEW, [saw(problem(8, threads=threads))], now_s=now)
+    store.sightings.add("d", NEW, [saw(problem(8, threads=1))], now_s=now - 2 * DAY)
+    store.solutions.install(None, [found(problem(8))], environment=NEW, now_s=now)
 
     def of(run: str | None) -> list[tuple[int, list[str]]]:
         return [(row["threads"], row["runs"]) for row in other_threads(store.path, run=run)]
@@ -76,8 +76,8 @@ def test_a_few_programs_are_named_and_the_others_are_counted() -> None:
 
 
 def test_what_was_called_long_ago_is_not_told(store: Store) -> None:
-    store.add_sightings("serve", NEW, [saw(problem(8, threads=1))], now_s=time.time() - 2 * DAY)
-    store.install(None, [found(problem(8))], environment=NEW, now_s=time.time())
+    store.sightings.add("serve", NEW, [saw(problem(8, threads=1))], now_s=time.time() - 2 * DAY)
+    store.solutions.install(None, [found(problem(8))], environment=NEW, now_s=time.time())
     assert asked(store) == []
 
 
@@ -86,8 +86,8 @@ def said(*command: str) -> str:
 
 
 def test_coverage_and_explain_say_so(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.add_sightings("serve", NEW, [saw(problem(8, threads=1), 50)], now_s=time.time())
-    store.install(None, [found(problem(8))], environment=NEW, now_s=time.time())
+    store.sightings.add("serve", NEW, [saw(problem(8, threads=1), 50)], now_s=time.time())
+    store.solutions.install(None, [found(problem(8))], environment=NEW, now_s=time.time())
     monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
     for name in ("GEMMTUNED_DB", "GEMMTUNED_CONFIG_DIR"):
         monkeypatch.delenv(name, raising=False)

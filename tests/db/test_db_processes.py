@@ -107,7 +107,7 @@ def four_starters(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     code = (
         "import sys, time; from pathlib import Path; from gemmtuned.db.store import Store; f = Path(sys.argv[1])\n"
         "while time.time() < float(sys.argv[2]): pass\n"
-        "s = Store(f / 'tune.db', locks=f / 'locks'); print(s.generation()); s.close()"
+        "s = Store(f / 'tune.db', locks=f / 'locks'); print(s.solutions.generation()); s.close()"
     )
     at = str(time.time() + 1.0)
     command = [sys.executable, "-c", code, str(tmp_path), at]

@@ -80,9 +80,9 @@ def test_the_views_of_coverage_say_what_the_questions_say(store: Store, labels: 
     batch += [saw(problem(m), 7, "exact", graph=True) for m in range(10, 20)]
     newest = [(0, run) for run in labels]
     for age, run in (*newest, (3, "train"), (12, "serve"), (30, "old")):
-        store.add_sightings(run, NEW, batch, now_s=now - age * HOUR)
-        store.add_sightings(run, OLD, batch[: 40 + age], now_s=now - age * HOUR)
-    store.install(None, [found(problem(m)) for m in range(1, 20)], environment=NEW, now_s=now)
+        store.sightings.add(run, NEW, batch, now_s=now - age * HOUR)
+        store.sightings.add(run, OLD, batch[: 40 + age], now_s=now - age * HOUR)
+    store.solutions.install(None, [found(problem(m)) for m in range(1, 20)], environment=NEW, now_s=now)
 
     for view, by in (("coverage", "family"), ("coverage_by_run", "run"), ("coverage_by_problem", "problem")):
         theirs = queries.ask(store.path, f"SELECT * FROM {view}")
@@ -96,9 +96,9 @@ def test_the_views_of_coverage_say_what_the_questions_say(store: Store, labels: 
 
 def test_coverage_counts_calls_of_the_window_only(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(), 5)], now_s=now)
-    store.add_sightings("r", NEW, [saw(problem(), 70, "exact")], now_s=now - 2 * HOUR)
-    store.add_sightings("r", NEW, [saw(problem(9), 900)], now_s=now - 3 * DAY)
+    store.sightings.add("r", NEW, [saw(problem(), 5)], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(), 70, "exact")], now_s=now - 2 * HOUR)
+    store.sightings.add("r", NEW, [saw(problem(9), 900)], now_s=now - 3 * DAY)
 
     assert only(queries.coverage(store.path))["calls"] == 75
     assert only(queries.coverage(store.path, since_s=HOUR))["calls"] == 5
@@ -109,9 +109,9 @@ def test_coverage_counts_calls_of_the_window_only(store: Store) -> None:
 
 def test_covered_now_follows_the_table_and_observed_follows_the_calls(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(), 100, us=30), saw(problem(100), 100, us=10)], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(), 100, us=30), saw(problem(100), 100, us=10)], now_s=now)
     before = only(queries.coverage(store.path))
-    store.install(None, [found(problem(), baseline_us=30)], environment=NEW, now_s=now)
+    store.solutions.install(None, [found(problem(), baseline_us=30)], environment=NEW, now_s=now)
     after = only(queries.coverage(store.path))
 
     assert (before["covered_calls"], before["covered_time_us"]) == (0, 0)
@@ -123,12 +123,12 @@ def test_covered_now_follows_the_table_and_observed_follows_the_calls(store: Sto
 def test_time_of_what_was_neither_timed_nor_tuned_is_told_apart(store: Store) -> None:
     now = time.time()
     timed, untimed = problem(), problem(100)
-    store.add_sightings("r", NEW, [saw(timed, 100, us=30), saw(untimed, 100)], now_s=now)
+    store.sightings.add("r", NEW, [saw(timed, 100, us=30), saw(untimed, 100)], now_s=now)
     before = {row["problem"]: row for row in queries.coverage(store.path, by="problem")}
     assert before[str(timed)]["estimated_time_us"] == 0
     assert before[str(untimed)]["estimated_time_us"] == before[str(untimed)]["time_us"] > 0
 
-    store.install(None, [found(untimed, baseline_us=10)], environment=NEW, now_s=now)
+    store.solutions.install(None, [found(untimed, baseline_us=10)], environment=NEW, now_s=now)
     after = only(queries.coverage(store.path))
     assert (after["estimated_time_us"], after["time_us"]) == (0, 4000)
 
@@ -150,8 +150,8 @@ def test_time_of_what_was_neither_timed_nor_tuned_is_told_apart(store: Store) ->
 def test_a_problem_is_covered_by_a_live_solution_of_its_bucket_and_stamp(
     store: Store, solution: Any, covered: bool
 ) -> None:
-    store.add_sightings("r", NEW, [saw(problem(8))], now_s=time.time())
-    store.install(None, [solution], environment=NEW, now_s=time.time())
+    store.sightings.add("r", NEW, [saw(problem(8))], now_s=time.time())
+    store.solutions.install(None, [solution], environment=NEW, now_s=time.time())
 
     assert only(queries.coverage(store.path))["tuned_problems"] == covered
     assert len(queries.untuned(store.path)) == (not covered)
@@ -159,36 +159,38 @@ def test_a_problem_is_covered_by_a_live_solution_of_its_bucket_and_stamp(
 
 def test_a_verdict_holds_in_another_environment_while_its_backend_is_the_same(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(1)), saw(problem(100))], now_s=now)
-    store.install(None, [found(problem(1), OLD), found(problem(100), OLD, "triton")], environment=OLD, now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(1)), saw(problem(100))], now_s=now)
+    store.solutions.install(
+        None, [found(problem(1), OLD), found(problem(100), OLD, "triton")], environment=OLD, now_s=now
+    )
 
     assert only(queries.untuned(store.path))["m"] == 1
 
 
 def test_a_call_costs_what_was_measured_else_timed_on_the_way_else_the_roofline(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(m, n=1000, k=1000), 2) for m in (1, 2, 3)], now_s=now)
-    store.add_sightings("r", NEW, [saw(problem(m, n=1000, k=1000), 4, us=77) for m in (2, 3)], now_s=now)
-    store.add_sightings("r", NEW, [saw(problem(2, n=1000, k=1000), 4, "exact", us=7)], now_s=now)
-    store.install(None, [found(problem(3, n=1000, k=1000), baseline_us=55)], environment=NEW, now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(m, n=1000, k=1000), 2) for m in (1, 2, 3)], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(m, n=1000, k=1000), 4, us=77) for m in (2, 3)], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(2, n=1000, k=1000), 4, "exact", us=7)], now_s=now)
+    store.solutions.install(None, [found(problem(3, n=1000, k=1000), baseline_us=55)], environment=NEW, now_s=now)
 
     cost = {row["m"]: row["time_us"] / row["calls"] for row in queries.coverage(store.path, by="problem")}
     roofline = 2e6 / 50e3 + 4 * (1e6 + 2e3) / 10e3
     assert cost == {1: pytest.approx(roofline), 2: pytest.approx(77), 3: pytest.approx(55)}
-    store.withdraw([problem(3, n=1000, k=1000)], reason="test", now_s=now)
+    store.solutions.withdraw([problem(3, n=1000, k=1000)], reason="test", now_s=now)
     cost = {row["m"]: row["time_us"] / row["calls"] for row in queries.coverage(store.path, by="problem")}
     assert cost[3] == pytest.approx(55)
 
 
 def test_what_a_solution_saved_is_counted_from_its_hits_since_it_was_published(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(), 1000, "exact")], now_s=now - 5 * HOUR)
-    store.install(
+    store.sightings.add("r", NEW, [saw(problem(), 1000, "exact")], now_s=now - 5 * HOUR)
+    store.solutions.install(
         None, [found(problem()), found(problem(16), covers="fine", us=8.0)], environment=NEW, now_s=now - 2 * HOUR
     )
-    store.add_sightings("r", NEW, [saw(problem(), 30, "exact"), saw(problem(), 9)], now_s=now)
-    store.add_sightings("r", NEW, [saw(problem(3), 7, "padded"), saw(problem(20), 5, "padded")], now_s=now)
-    store.add_sightings("r", OLD, [saw(problem(), 500, "exact")], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(), 30, "exact"), saw(problem(), 9)], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(3), 7, "padded"), saw(problem(20), 5, "padded")], now_s=now)
+    store.sightings.add("r", OLD, [saw(problem(), 500, "exact")], now_s=now)
 
     saved = {row["covers"]: (row["hit_calls"], row["saved_us"]) for row in queries.solutions(store.path)}
     assert saved == {"exact": (30, 150.0), "fine": (7, 14.0)}
@@ -199,7 +201,7 @@ HOUR_0 = 1_800_000_000.0 // HOUR * HOUR  # an hour begins
 
 def call(store: Store, calls: int = 100, *, environment: Environment = NEW, now_s: float = HOUR_0) -> None:
     """Let a program call the solution in use."""
-    store.add_sightings("r", environment, [saw(problem(), calls, "exact")], now_s=now_s)
+    store.sightings.add("r", environment, [saw(problem(), calls, "exact")], now_s=now_s)
 
 
 def hits(store: Store) -> list[int]:
@@ -210,7 +212,7 @@ def hits(store: Store) -> list[int]:
 
 def test_hits_are_those_of_the_solution_in_use_when_they_came(store: Store) -> None:
     for us, calls in ((5.0, 1), (4.0, 20), (4.5, 300)):  # all within one hour
-        store.install(None, [found(problem(), us=us)], environment=NEW, now_s=HOUR_0)
+        store.solutions.install(None, [found(problem(), us=us)], environment=NEW, now_s=HOUR_0)
         call(store, calls)
 
     assert hits(store) == [1, 20, 300]
@@ -218,32 +220,32 @@ def test_hits_are_those_of_the_solution_in_use_when_they_came(store: Store) -> N
 
 
 def test_hits_of_a_rollback_are_those_of_what_came_back(store: Store) -> None:
-    first = store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    first = store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
     call(store, 1)
-    store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
+    store.solutions.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
     call(store, 20)
-    store.roll_back(first, now_s=HOUR_0 + 2 * HOUR)
+    store.curation.roll_back(first, now_s=HOUR_0 + 2 * HOUR)
     call(store, 300)
 
     assert hits(store) == [1, 20, 300]
 
 
 def test_a_solution_that_is_withdrawn_keeps_its_hits_and_gets_no_more(store: Store) -> None:
-    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
     call(store, 5)
-    store.withdraw([problem()], reason="test", now_s=HOUR_0)
+    store.solutions.withdraw([problem()], reason="test", now_s=HOUR_0)
     call(store, 70)  # of a program that has not reloaded yet
     assert hits(store) == [5]
 
-    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 2 * HOUR)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 2 * HOUR)
     call(store, 300)
     assert hits(store) == [5, 300]
 
 
 def test_what_came_while_another_was_pinned_was_never_called(store: Store) -> None:
-    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
-    store.pin([problem()], now_s=HOUR_0)
-    store.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    store.curation.pin([problem()], now_s=HOUR_0)
+    store.solutions.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
     call(store, 300)
 
     assert hits(store) == [300, 0]
@@ -251,10 +253,10 @@ def test_what_came_while_another_was_pinned_was_never_called(store: Store) -> No
 
 def test_hits_go_to_a_later_solution_only_where_it_serves_them(store: Store) -> None:
     shared = found(problem(), OLD, "triton")  # of a stamp that both environments have
-    store.install(None, [shared], environment=OLD, now_s=HOUR_0)
+    store.solutions.install(None, [shared], environment=OLD, now_s=HOUR_0)
     call(store, 1)
     call(store, 7, environment=OLD)
-    store.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
     call(store, 30, environment=OLD)  # which has lost its solution
     call(store, 200)
 
@@ -262,12 +264,12 @@ def test_hits_go_to_a_later_solution_only_where_it_serves_them(store: Store) -> 
 
 
 def test_hits_survive_the_roll_up_and_the_forgetting_of_another_problem(store: Store) -> None:
-    store.install(None, [found(problem()), found(problem(16), covers="fine")], environment=NEW, now_s=HOUR_0)
+    store.solutions.install(None, [found(problem()), found(problem(16), covers="fine")], environment=NEW, now_s=HOUR_0)
     call(store, 5)
-    store.add_sightings("r", NEW, [saw(problem(12), 9, "padded")], now_s=HOUR_0)
-    store.add_sightings("r", NEW, [saw(problem(40), 3)], now_s=HOUR_0)
-    store.forget([problem(40)], now_s=HOUR_0)
-    store.roll_up(now_s=HOUR_0 + 400 * DAY)
+    store.sightings.add("r", NEW, [saw(problem(12), 9, "padded")], now_s=HOUR_0)
+    store.sightings.add("r", NEW, [saw(problem(40), 3)], now_s=HOUR_0)
+    store.curation.forget([problem(40)], now_s=HOUR_0)
+    store.rollup.roll_up(now_s=HOUR_0 + 400 * DAY)
 
     assert sorted(hits(store)) == [5, 9]
 
@@ -280,10 +282,10 @@ def test_what_was_measured_beside_others_is_priced_by_the_programs_own_calls_whe
 ) -> None:
     now = time.time()
     bucket = [problem(m, n=2048) for m in (1, 2)]
-    store.add_sightings("r", NEW, [saw(p, timed, us=4.0) for p in (problem(), *bucket)], now_s=now - DAY / 2)
+    store.sightings.add("r", NEW, [saw(p, timed, us=4.0) for p in (problem(), *bucket)], now_s=now - DAY / 2)
     found_beside = [found(problem()), found(problem(16, n=2048), covers="fine")]
-    store.install(None, found_beside, environment=NEW, now_s=now - HOUR, others=others)
-    store.add_sightings("r", NEW, [saw(problem(), 100, "exact"), saw(bucket[0], 10, "padded")], now_s=now)
+    store.solutions.install(None, found_beside, environment=NEW, now_s=now - HOUR, others=others)
+    store.sightings.add("r", NEW, [saw(problem(), 100, "exact"), saw(bucket[0], 10, "padded")], now_s=now)
 
     cost = {row["m"]: row["time_us"] / row["calls"] for row in queries.coverage(store.path, by="problem")}
     assert cost[8] == pytest.approx(call_us)
@@ -300,10 +302,10 @@ def test_what_was_measured_beside_others_is_priced_by_the_programs_own_calls_whe
 
 def test_a_price_is_of_calls_where_the_solution_may_run(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(), 10, us=4.0)], now_s=now - DAY / 2)
-    store.add_sightings("r", OLD, [saw(problem(), 1000, us=40.0)], now_s=now - DAY / 2)
-    store.install(None, [found(problem())], environment=NEW, now_s=now - HOUR, others=0.7)
-    store.add_sightings("r", NEW, [saw(problem(), 100, "exact")], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(), 10, us=4.0)], now_s=now - DAY / 2)
+    store.sightings.add("r", OLD, [saw(problem(), 1000, us=40.0)], now_s=now - DAY / 2)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=now - HOUR, others=0.7)
+    store.sightings.add("r", NEW, [saw(problem(), 100, "exact")], now_s=now)
 
     assert only(queries.solutions(store.path))["saved_us"] == pytest.approx(200.0)
 
@@ -317,28 +319,28 @@ def test_views_are_read_by_every_sqlite_that_we_run_on(store: Store) -> None:
 def test_what_a_graph_keeps_of_old_kernels_is_told_until_it_is_captured_again(store: Store) -> None:
     now = time.time()
     best = found(problem(3), state="default_best", backend="torch", baseline_us=5.0)
-    store.add_sightings("serve", NEW, [saw(problem(m), 7, graph=True) for m in (1, 2, 3)], now_s=now - 100)
-    store.install(None, [found(problem(1)), best], environment=NEW, now_s=now - 90)
+    store.sightings.add("serve", NEW, [saw(problem(m), 7, graph=True) for m in (1, 2, 3)], now_s=now - 100)
+    store.solutions.install(None, [found(problem(1)), best], environment=NEW, now_s=now - 90)
     assert queries.frozen(store.path) == []  # replayed before the publish, for all we know
 
-    store.add_sightings("serve", NEW, [saw(problem(m), 7, graph=True) for m in (1, 2, 3)], now_s=now)
-    store.add_sightings("train", NEW, [saw(problem(1), 7), saw(problem(1), 9, "exact", graph=True)], now_s=now)
+    store.sightings.add("serve", NEW, [saw(problem(m), 7, graph=True) for m in (1, 2, 3)], now_s=now)
+    store.sightings.add("train", NEW, [saw(problem(1), 7), saw(problem(1), 9, "exact", graph=True)], now_s=now)
     row = only(queries.frozen(store.path))
     assert (row["run"], row["problem"]) == ("serve", str(problem(1)))
     assert row["calls"] in (7, 14)  # 7 when an hour has begun since the first ones
 
-    store.install(None, [found(problem(1), us=4.0)], environment=NEW, now_s=now + 1)
-    store.add_sightings("serve", NEW, [saw(problem(1), 7, "exact", graph=True)], now_s=now + 20)
+    store.solutions.install(None, [found(problem(1), us=4.0)], environment=NEW, now_s=now + 1)
+    store.sightings.add("serve", NEW, [saw(problem(1), 7, "exact", graph=True)], now_s=now + 20)
     assert queries.frozen(store.path) == []
 
 
 def test_untuned_tells_state_and_dearest_first(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(m), 100 - m, us=10) for m in (1, 20, 40)], now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(m), 100 - m, us=10) for m in (1, 20, 40)], now_s=now)
     leased = lease(store, "host:7", now_s=now)
     work = lease(store, now_s=now)
     for attempt in (1, 2, 3):
-        store.fail(work, "it hung", now_s=now - 9 * DAY)
+        store.leases.fail(work, "it hung", now_s=now - 9 * DAY)
         work = lease(store, now_s=now) if attempt < 3 else work
 
     rows = queries.untuned(store.path)
@@ -351,17 +353,17 @@ def test_untuned_tells_state_and_dearest_first(store: Store) -> None:
 
 
 def test_problems_that_no_daemon_has_looked_at_yet_wait_and_none_has_failed(store: Store) -> None:
-    store.add_sightings("r", NEW, [saw(problem(m), 5) for m in (1, 20)], now_s=time.time())
+    store.sightings.add("r", NEW, [saw(problem(m), 5) for m in (1, 20)], now_s=time.time())
     row = only(queries.environments(store.path))
     assert (row["open_problems"], row["failed"]) == (2, 0)
 
 
 def test_a_problem_is_found_without_what_its_spelling_leaves_out(store: Store) -> None:
     known = [replace(problem(), threads=2), replace(problem(), threads=4, deterministic=True), problem(9)]
-    store.add_sightings("r", NEW, [saw(one, 5) for one in known], now_s=time.time())
+    store.sightings.add("r", NEW, [saw(one, 5) for one in known], now_s=time.time())
     plain = replace(problem(), threads=0)
     named = Hint(format="x", family="x", kind="tuned", source="x", line=1, row="{}", problem=plain, candidate=None)
-    store.add_hints([named], source="x", now_s=time.time())  # a table's row is no call of the plain case
+    store.hints.add([named], source="x", now_s=time.time())  # a table's row is no call of the plain case
     assert queries.spelled_like(store.path, plain) == known[:2]
     (store.path.parent / "empty.db").touch()
     assert queries.spelled_like(store.path.parent / "empty.db", plain) == []
@@ -369,10 +371,10 @@ def test_a_problem_is_found_without_what_its_spelling_leaves_out(store: Store) -
 
 
 def test_trials_keep_the_newest_of_a_kind(store: Store) -> None:
-    store.add_sightings("r", NEW, [saw(problem())], now_s=time.time())
+    store.sightings.add("r", NEW, [saw(problem())], now_s=time.time())
     work = lease(store, now_s=time.time())
     for us, started_us in ((9.0, 1), (8.0, 2)):
-        store.add_trial(
+        store.trials.add(
             work, problem(), Candidate.of("triton", BLOCK_M=16), phase="screen", us=us, err=1e-6, outcome="ok", note="",
             started_us=started_us,
         )  # fmt: skip
@@ -386,9 +388,9 @@ def test_sessions_are_live_silent_or_ended(store: Store) -> None:
     now = time.time()
     for pid, age in ((1, 0), (2, 60), (3, 0)):
         session = Session(host="h", pid=pid, started_us=5, run="r", path="native", generation=2, calls=7)
-        store.beat(session, now_s=now - age - 10)
-        store.beat(session, now_s=now - age)
-    store.end_session(session, now_s=now)
+        store.sightings.beat(session, now_s=now - age - 10)
+        store.sightings.beat(session, now_s=now - age)
+    store.sightings.end_session(session, now_s=now)
 
     rows = {row["pid"]: row for row in queries.sessions(store.path)}
     assert {pid: row["state"] for pid, row in rows.items()} == {1: "live", 2: "silent", 3: "ended"}
@@ -416,7 +418,7 @@ def test_a_process_is_gone_only_where_its_number_means_the_same(store: Store) ->
         one = Session(
             host=host, pid=pid, started_us=len(name), run=name, path="native", generation=0, namespace=namespace
         )
-        store.beat(one, now_s=time.time())
+        store.sightings.beat(one, now_s=time.time())
 
     said = {row["run"]: row["state"] for row in queries.sessions(store.path)}
     unwaited.wait()
@@ -430,10 +432,10 @@ def test_where_proc_is_of_another_namespace_nothing_is_known_to_be_gone(monkeypa
 
 def test_explain_names_the_step_that_is_found_and_why_the_others_are_not(store: Store) -> None:
     now = time.time()
-    store.add_sightings("r", NEW, [saw(problem(8), 4, us=10)], now_s=now)
-    store.install(None, [found(problem(8), OLD)], environment=OLD, now_s=now)
+    store.sightings.add("r", NEW, [saw(problem(8), 4, us=10)], now_s=now)
+    store.solutions.install(None, [found(problem(8), OLD)], environment=OLD, now_s=now)
     missed = queries.explain(store.path, problem(8))
-    store.install(None, [found(problem(16), covers="fine")], environment=NEW, now_s=now)
+    store.solutions.install(None, [found(problem(16), covers="fine")], environment=NEW, now_s=now)
     rows = queries.explain(store.path, problem(8), environment=NEW)
 
     assert [row["covers"] for row in missed] == ["exact", "fine", "coarse", "queue"]
@@ -460,7 +462,7 @@ def test_wrong_names_and_a_missing_database_are_named(tmp_path: Path, store: Sto
 
 
 def test_questions_do_not_wait_for_a_writer(store: Store) -> None:
-    store.add_sightings("r", NEW, [saw(problem(), 3)], now_s=time.time())
+    store.sightings.add("r", NEW, [saw(problem(), 3)], now_s=time.time())
     conn = sqlite3.connect(store.path, isolation_level=None)
     conn.execute("BEGIN IMMEDIATE")
     conn.execute("UPDATE sighting SET calls = 99")
@@ -475,8 +477,8 @@ def test_100_000_sightings_are_covered_in_under_a_second(store: Store) -> None:
     now = time.time()
     shapes = [problem(1 + i % 200, k=64 * (1 + i // 200)) for i in range(5000)]
     for hour in range(20):
-        store.add_sightings("r", NEW, [saw(p, 3) for p in shapes], now_s=now - hour * HOUR)
-    store.install(None, [found(p) for p in shapes[::3]], environment=NEW, now_s=now)
+        store.sightings.add("r", NEW, [saw(p, 3) for p in shapes], now_s=now - hour * HOUR)
+    store.solutions.install(None, [found(p) for p in shapes[::3]], environment=NEW, now_s=now)
 
     start = time.process_time()  # others use the machine too
     row = only(queries.frame(store.path, "coverage").to_dict("records"))

@@ -33,7 +33,7 @@ def test_counts_of_a_problem_add_up_over_flushes_runs_and_outcomes(store: Store)
         ("a", NEW, "miss", False), ("a", NEW, "miss", False), ("a", NEW, "exact", True), ("b", NEW, "padded", False),
         ("b", OLD, "miss", False),
     ):  # fmt: skip
-        store.add_sightings(run, environment, [saw(problem(), 10, outcome, graph=graph)] * 2, now_s=T)
+        store.sightings.add(run, environment, [saw(problem(), 10, outcome, graph=graph)] * 2, now_s=T)
 
     row = queries.coverage(store.path, by="problem", now_s=T)[0]
     names = ("calls", "missed_calls", "exact_calls", "padded_calls", "graph_calls")
@@ -50,7 +50,7 @@ def test_every_column_of_a_problem_survives_the_store(store: Store) -> None:
     mixture = Problem(family="moe", m=5, n=7, k=7, experts=4, topk=2, inter=13, act="silu")
     others = Problem(family="package.mixture", m=5, n=7, k=7, topk=2)
     huge = Problem(family="batched", batch=2**31 - 1, m=2**31 - 1, n=2**31 - 1, k=2**31 - 1)
-    store.add_sightings("r", NEW, [saw(odd), saw(huge), saw(mixture), saw(others)], now_s=T)
+    store.sightings.add("r", NEW, [saw(odd), saw(huge), saw(mixture), saw(others)], now_s=T)
 
     assert {lease(store, now_s=T).problem for _ in range(4)} == {odd, huge, mixture, others}
 
@@ -62,7 +62,7 @@ def test_problems_that_differ_in_any_column_are_not_mixed(store: Store) -> None:
         problem(math_mode="tf32"), problem(deterministic=True), problem(out_dtype="bf16"), others(topk=1),
         others(inter=1), others(act="none"), others(act="gelu"),
     ]  # fmt: skip
-    store.add_sightings("r", NEW, [saw(p, i + 1) for i, p in enumerate(shapes)], now_s=T)
+    store.sightings.add("r", NEW, [saw(p, i + 1) for i, p in enumerate(shapes)], now_s=T)
 
     assert sorted(r["calls"] for r in queries.coverage(store.path, by="problem", now_s=T)) == list(range(1, 13))
 
@@ -78,7 +78,7 @@ def test_a_flush_of_500_shapes_takes_milliseconds(store: Store, tmp_path: Path) 
         conn.execute("CREATE TABLE t(problem TEXT PRIMARY KEY, calls INTEGER) STRICT")
         for _ in range(10):
             start = time.thread_time()  # what others on the machine use is not in it
-            store.add_sightings("r", NEW, batch, now_s=T)
+            store.sightings.add("r", NEW, batch, now_s=T)
             took.append(time.thread_time() - start)
             start = time.thread_time()
             conn.execute("BEGIN IMMEDIATE")
@@ -94,21 +94,21 @@ def test_a_flush_of_500_shapes_takes_milliseconds(store: Store, tmp_path: Path) 
 def test_a_batch_that_cannot_be_stored_leaves_nothing_behind(store: Store) -> None:
     good = [saw(problem(m)) for m in (1, 2)]
     with pytest.raises(StoreError, match="CHECK constraint"):
-        store.add_sightings("r", NEW, [*good, saw(problem(3), -1)], now_s=T)
+        store.sightings.add("r", NEW, [*good, saw(problem(3), -1)], now_s=T)
     assert queries.coverage(store.path, now_s=T) == []
 
-    store.add_sightings("r", NEW, good, now_s=T)
+    store.sightings.add("r", NEW, good, now_s=T)
     assert queries.coverage(store.path, now_s=T)[0]["calls"] == 2
     assert store.check() == []
 
 
 def test_old_hours_are_rolled_up_into_days_and_the_sums_stay(store: Store) -> None:
     for hour in range(72):
-        store.add_sightings("r", NEW, [saw(problem(), 2), saw(problem(), 1, "exact")], now_s=T - 30 * DAY + hour * HOUR)
-    store.add_sightings("r", NEW, [saw(problem(), 5)], now_s=T)
+        store.sightings.add("r", NEW, [saw(problem(), 2), saw(problem(), 1, "exact")], now_s=T - 30 * DAY + hour * HOUR)
+    store.sightings.add("r", NEW, [saw(problem(), 5)], now_s=T)
     before = queries.coverage(store.path, since_s=60 * DAY, now_s=T)[0]
 
-    assert store.roll_up(now_s=T)
+    assert store.rollup.roll_up(now_s=T)
     with closing(sqlite3.connect(store.path)) as conn:
         assert conn.execute("SELECT count(*) FROM sighting").fetchone()[0] <= 2 * 4 + 1
     assert queries.coverage(store.path, since_s=60 * DAY, now_s=T)[0]["calls"] == before["calls"] == 72 * 3 + 5
@@ -119,9 +119,9 @@ def test_hours_of_a_day_that_ended_less_than_a_day_ago_stay(store: Store) -> Non
     """The last figures are by the hour; of the day before yesterday, which ended 32 hours ago, one row is left."""
     today_s = T - T % DAY
     for hour in range(48):
-        store.add_sightings("r", NEW, [saw(problem(), 1)], now_s=today_s - 2 * DAY + hour * HOUR)
+        store.sightings.add("r", NEW, [saw(problem(), 1)], now_s=today_s - 2 * DAY + hour * HOUR)
 
-    assert store.roll_up(now_s=T)
+    assert store.rollup.roll_up(now_s=T)
     with closing(sqlite3.connect(store.path)) as conn:
         rows = conn.execute("SELECT hour, calls FROM sighting ORDER BY hour").fetchall()
     of_yesterday = int(today_s // HOUR) - 24
@@ -132,7 +132,7 @@ def steps_of_a_roll_up(folder: Path, hours: int) -> int:
     """Thousands of SQLite's instructions that it takes to roll up so many hours of one problem."""
     store = open_store(folder)
     for hour in range(hours):
-        store.add_sightings("r", NEW, [saw(problem(), 2)], now_s=T - 90 * DAY + hour * HOUR)
+        store.sightings.add("r", NEW, [saw(problem(), 2)], now_s=T - 90 * DAY + hour * HOUR)
     steps = 0
 
     def step() -> int:
@@ -141,7 +141,7 @@ def steps_of_a_roll_up(folder: Path, hours: int) -> int:
         return 0
 
     store._db.read(lambda conn: conn.set_progress_handler(step, 100))
-    assert store.roll_up(now_s=T)
+    assert store.rollup.roll_up(now_s=T)
     store.close()
     return steps
 
@@ -154,15 +154,15 @@ def test_a_store_that_was_not_rolled_up_for_long_takes_no_longer_for_each_hour(t
 
 def test_what_sqlite_cannot_hold_is_a_store_error_or_made_plain(store: Store) -> None:
     with pytest.raises(StoreError, match="cannot hold"):
-        store.add_sightings("r", NEW, [saw(problem(), 2**63)], now_s=T)
-    store.add_sightings("serve-\udcff", NEW, [saw(problem())], now_s=T)
+        store.sightings.add("r", NEW, [saw(problem(), 2**63)], now_s=T)
+    store.sightings.add("serve-\udcff", NEW, [saw(problem())], now_s=T)
 
     assert queries.coverage(store.path, by="run", now_s=T)[0]["run"] == "serve-?"
 
 
 def test_text_without_end_is_cut_not_refused(store: Store) -> None:
-    store.add_sightings("r" * 5000, NEW, [saw(problem())], now_s=T)
-    store.add_quarantine(found(problem()), "x" * 100_000, run="r" * 5000, now_s=T)
+    store.sightings.add("r" * 5000, NEW, [saw(problem())], now_s=T)
+    store.sightings.add_quarantine(found(problem()), "x" * 100_000, run="r" * 5000, now_s=T)
 
     assert len(queries.coverage(store.path, by="run", now_s=T)[0]["run"]) == 512
 
@@ -177,14 +177,14 @@ def test_trouble_after_a_commit_is_not_the_callers_who_would_write_it_twice(
     store = open_store(tmp_path)
     with faults.armed(rule) as passed:
         if durable:
-            store.install(None, [found(problem())], environment=NEW, now_s=T)
-        store.add_sightings("r", NEW, [saw(problem(), 7)], now_s=T)
+            store.solutions.install(None, [found(problem())], environment=NEW, now_s=T)
+        store.sightings.add("r", NEW, [saw(problem(), 7)], now_s=T)
     assert rule.partition("=")[0] in passed
     other = open_store(tmp_path, timeout_s=1.0)  # the lock is free
-    other.add_sightings("r", NEW, [saw(problem(), 1)], now_s=T)
-    store.add_sightings("r", NEW, [saw(problem(), 1)], now_s=T)
+    other.sightings.add("r", NEW, [saw(problem(), 1)], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem(), 1)], now_s=T)
     with closing(sqlite3.connect(store.path)) as conn:
         assert conn.execute("SELECT sum(calls) FROM demand").fetchone() == (9,)
-    assert len(store.published()[1]) == durable and store.check() == []
+    assert len(store.solutions.published()[1]) == durable and store.check() == []
     other.close()
     store.close()

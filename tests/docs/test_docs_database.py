@@ -37,16 +37,16 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 saw(problem(n=4096), 10 * times, us=40.0),
                 saw(problem(n=64), 2 * times, us=1.0),
             ]
-            store.add_sightings(run, NEW, seen, now_s=NOW_S - ago * HOUR)
+            store.sightings.add(run, NEW, seen, now_s=NOW_S - ago * HOUR)
     best = found(problem(n=4096), backend="torch", config="", state="default_best", us=40.0, baseline_us=40.0)
     padded = found(problem(m=80), covers="fine", us=5.0, baseline_us=20.0)
     for solution in (found(problem()), padded, best):
-        store.install(None, [solution], environment=NEW, now_s=NOW_S - 11 * HOUR)
+        store.solutions.install(None, [solution], environment=NEW, now_s=NOW_S - 11 * HOUR)
     session = Session(
         host="h", pid=4711, started_us=1, run="serve", path="native", generation=1, active_us=0, calls=5, dropped=0,
         errors=0, reload_failures=0, note="",
     )  # fmt: skip
-    store.beat(session, now_s=NOW_S)
+    store.sightings.beat(session, now_s=NOW_S)
     store.close()
     with sqlite3.connect(tmp_path / "tune.db") as conn:
         conn.execute(

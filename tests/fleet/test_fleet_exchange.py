@@ -119,11 +119,11 @@ def test_every_problem_is_tuned_once_though_each_exchange_outlasts_the_time_afte
             host.turn()
         for _ in range(9):
             for host in hosts:
-                host.store.fleet_begin(host.url, live_until_s=host.mark.begin(host.now_s()))
+                host.store.fleet_sync.begin(host.url, live_until_s=host.mark.begin(host.now_s()))
                 host.skew_s += MOST_S - 1.0  # the exchange is under way for so long while the daemon goes on
                 host.work(4)
                 host.exchange(claim=True).run(now_s=host.now_s() - MOST_S)
-                host.store.fleet_begin(host.url, live_until_s=host.mark.reached(host.now_s()))
+                host.store.fleet_sync.begin(host.url, live_until_s=host.mark.reached(host.now_s()))
         assert {len(host.solved()) for host in hosts} == {18}
         assert searches(hosts) == {str(p): 1 for p in problems}
 
@@ -167,7 +167,7 @@ def test_a_host_cut_off_goes_on_alone_leaves_what_others_claimed_and_comes_back(
         one.turn()  # asks for nothing yet
         one.work()
         one.turn()
-        claimed = {str(u.unit.problem) for u in one.store.fleet_ours(planted_search.ENVIRONMENT)}
+        claimed = {str(u.unit.problem) for u in one.store.fleet_sync.ours(planted_search.ENVIRONMENT)}
         assert len(claimed) == 4
         two.turn()
         two.work()
@@ -424,5 +424,5 @@ def test_how_much_a_host_claims_goes_by_its_searches_and_not_by_its_checks(tmp_p
         rounds([one])
         two.see(*(problem(i) for i in range(6)))
         rounds([two])
-        solved = [host.store.fleet_solved(planted_search.ENVIRONMENT, since_s=0.0) for host in hosts]
+        solved = [host.store.fleet_sync.solved(planted_search.ENVIRONMENT, since_s=0.0) for host in hosts]
         assert [len(host.solved()) for host in hosts] == [6, 6] and solved == [6, 0]

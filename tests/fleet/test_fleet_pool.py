@@ -61,13 +61,13 @@ def test_units_of_a_host_are_those_that_its_own_database_asks_for(seed: int, tmp
         for _ in range(choose.randint(1, 12))
     } | {Problem(m=m, n=n, k=64) for m in (33, 34, 35, 36) for n in (64, 128)}
     sightings = [Sighting(p, "miss", choose.randint(1, 99)) for p in called]
-    store.add_sightings("serve", ENVIRONMENT, sightings, now_s=now_s)
-    work = store.lease_next("me", ENVIRONMENT, now_s=now_s, hold_s=60.0)
+    store.sightings.add("serve", ENVIRONMENT, sightings, now_s=now_s)
+    work = store.leases.lease_next("me", ENVIRONMENT, now_s=now_s, hold_s=60.0)
     assert work is not None
-    store.install(work, [solution(work.problem, covers=work.covers)], environment=ENVIRONMENT, now_s=now_s)
+    store.solutions.install(work, [solution(work.problem, covers=work.covers)], environment=ENVIRONMENT, now_s=now_s)
 
     found = demand.wanted(demand.of_store(store, "a", now_s=now_s), now_s=now_s)
-    asked = store.fleet_open(ENVIRONMENT, now_s=now_s, limit=4096)
+    asked = store.fleet_sync.open(ENVIRONMENT, now_s=now_s, limit=4096)
     store.close()
     assert {(one.unit.problem, one.unit.covers) for one in found} == {(u.problem, u.covers) for u in asked}
     assert [one.worth for one in found] == pytest.approx([u.worth for u in asked])

@@ -183,6 +183,6 @@ def test_a_home_forgets_names_that_are_gone_when_it_lists_all(shared: tuple[Path
 
 def test_a_daemon_without_a_url_is_held_back_by_nothing_that_a_killed_one_left(shared: tuple[Path, Host]) -> None:
     _, host = shared
-    assert host.store.fleet_gate(planted_search.ENVIRONMENT, now_s=time.time()) is not None
+    assert host.store.fleet.gate(planted_search.ENVIRONMENT, now_s=time.time()) is not None
     leave(host.settings)
-    assert host.store.fleet_gate(planted_search.ENVIRONMENT, now_s=time.time()) is None
+    assert host.store.fleet.gate(planted_search.ENVIRONMENT, now_s=time.time()) is None

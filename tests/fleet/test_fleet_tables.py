@@ -91,7 +91,7 @@ def test_daemons_go_on_where_somebody_makes_a_repository_of_their_url(
             host.turn()
             host.work(2)
             host.turn()
-        assert any(host.store.fleet_ours(planted_search.ENVIRONMENT) for host in hosts)
+        assert any(host.store.fleet_sync.ours(planted_search.ENVIRONMENT) for host in hosts)
         (tmp_path / "shared" / MARK).write_bytes(files("tables", "a stranger", 2026)[MARK])
         rounds(hosts)
         assert {len(host.solved()) for host in hosts} == {8}

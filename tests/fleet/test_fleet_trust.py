@@ -42,7 +42,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
             host.see(*map(problem, range(3)))
         one.work()
         one.exchange().run(now_s=time.time())
-        two.store.fleet_begin(url, live_until_s=two.mark.begin(time.time()))
+        two.store.fleet_sync.begin(url, live_until_s=two.mark.begin(time.time()))
         yield hosts
 
 
@@ -290,7 +290,7 @@ with running([host]):
             err=0.0, baseline_err=0.0, state="published",
         )
         found = ForeignResult(f"results/{way}", "stranger-00000000", Unit(one, "exact"), (row,))
-        host.store.fleet_take(here, [found], now_s=time.time())
+        host.store.fleet_sync.take(here, [found], now_s=time.time())
     host.work(2, search=planted_worker.tune, environment=here)
     print(sorted((s.problem.n, s.backend, s.state) for s in host.solved().values()))
     print(host.rows("SELECT path, state FROM fleet_result ORDER BY path"))

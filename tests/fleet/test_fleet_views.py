@@ -157,6 +157,6 @@ def test_status_says_how_a_host_stands_with_its_fleet(
     monkeypatch.setenv("GEMMTUNED_HOME", str(hosts[1].folder))
     state = ask("status")["fleet"]
     assert (state["url"], state["reached"], state["used"], state["refused"]) == (hosts[1].url, True, 6, 0)
-    hosts[1].store.fleet_begin(hosts[1].url, live_until_s=time.time() - 1)
+    hosts[1].store.fleet_sync.begin(hosts[1].url, live_until_s=time.time() - 1)
     state = ask("status")["fleet"]
     assert not state["reached"]

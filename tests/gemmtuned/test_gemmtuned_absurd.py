@@ -87,8 +87,8 @@ def run(home: Path) -> Run:
 def fill(home: Path) -> None:
     store = open_store(home)
     now_s = time.time()
-    store.add_sightings("serve", NEW, [saw(problem(), 100), saw(problem(16), 10), saw(problem(k=64))], now_s=now_s)
-    store.install(None, [found(problem())], environment=NEW, now_s=now_s)
+    store.sightings.add("serve", NEW, [saw(problem(), 100), saw(problem(16), 10), saw(problem(k=64))], now_s=now_s)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=now_s)
     store.close()
 
 
@@ -442,7 +442,7 @@ def test_explain_of_what_was_never_seen_ends_with_1(run: Run, home: Path) -> Non
 def test_explain_says_with_how_many_threads_there_is_a_solution(run: Run, home: Path) -> None:
     fill(home)
     store = open_store(home)
-    store.add_sightings("serve", NEW, [saw(problem(threads=4), 3)], now_s=time.time())
+    store.sightings.add("serve", NEW, [saw(problem(threads=4), 3)], now_s=time.time())
     store.close()
     said = " ".join(run("explain", str(problem(threads=4))).split())
     assert f"{problem(threads=4)} has a solution with 2 threads: one for 4 is another" in said
@@ -454,7 +454,7 @@ def test_coverage_says_with_how_many_threads_the_same_shapes_are_tuned(run: Run,
     fill(home)
     assert "OMP_NUM_THREADS" not in run("coverage")
     store = open_store(home)
-    store.add_sightings("serve", NEW, [saw(problem(threads=4), 3), saw(problem(77, threads=4), 3)], now_s=time.time())
+    store.sightings.add("serve", NEW, [saw(problem(threads=4), 3), saw(problem(77, threads=4), 3)], now_s=time.time())
     store.close()
     for by in ("family", "problem", "layer"):
         said = " ".join(run("coverage", "--by", by).split())

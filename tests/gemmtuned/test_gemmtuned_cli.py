@@ -67,15 +67,15 @@ def home(tmp_path: Path) -> Path:
     store = Store(home / "tune.db", locks=home / "locks")
     try:
         seen = [Sighting(TUNED, "miss", 1000), Sighting(EVEN, "miss", 10), Sighting(WAITING, "miss", 30)]
-        store.add_sightings("serve \x1b[31m[red]", HERE, seen, now_s=now_s - 60)
+        store.sightings.add("serve \x1b[31m[red]", HERE, seen, now_s=now_s - 60)
         started_us = int(now_s * 1e6)
         session = Session(
             host="here", pid=os.getpid(), started_us=started_us, run="serve", path="native", generation=1, errors=2
         )
-        store.beat(session, now_s=now_s)
-        work = store.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[TUNED])
+        store.sightings.beat(session, now_s=now_s)
+        work = store.leases.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[TUNED])
         assert work is not None
-        store.add_trial(
+        store.trials.add(
             work,
             TUNED,
             Candidate("onednn"),
@@ -86,10 +86,10 @@ def home(tmp_path: Path) -> Path:
             note="",
             started_us=started_us,
         )
-        store.install(work, [solution(TUNED)], environment=HERE, now_s=now_s)
+        store.solutions.install(work, [solution(TUNED)], environment=HERE, now_s=now_s)
         best = solution(EVEN, backend="torch", stamp="2.13.0", us=100.0, gain_low=1.0, state="default_best")
-        store.install(None, [best], environment=HERE, now_s=now_s)
-        store.add_sightings("serve", HERE, [Sighting(TUNED, "exact", 500)], now_s=now_s)
+        store.solutions.install(None, [best], environment=HERE, now_s=now_s)
+        store.sightings.add("serve", HERE, [Sighting(TUNED, "exact", 500)], now_s=now_s)
         publish(store, home / "configs", home / "locks", now_s=now_s)
     finally:
         store.close()
@@ -339,7 +339,7 @@ def test_status_before_any_daemon_has_looked(call: Cli, tmp_path: Path) -> None:
 
     folder = tmp_path / "fresh"
     store = Store(folder / "tune.db", locks=folder / "locks")
-    store.add_sightings("serve", HERE, [Sighting(WAITING, "miss", 7)], now_s=time.time())
+    store.sightings.add("serve", HERE, [Sighting(WAITING, "miss", 7)], now_s=time.time())
     store.close()
 
     done = call("status", "--json", GEMMTUNED_HOME=str(folder))
@@ -354,9 +354,9 @@ def test_status_tells_of_what_was_put_off(call: Cli, home: Path) -> None:
     assert "put off" not in call("status").stdout
     store = Store(home / "tune.db", locks=home / "locks")
     now_s = time.time()
-    work = store.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[WAITING])
+    work = store.leases.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[WAITING])
     assert work is not None
-    store.release(work, now_s=now_s, counted=False, put_off="the CPU is in use")
+    store.leases.release(work, now_s=now_s, counted=False, put_off="the CPU is in use")
     store.close()
 
     assert "1 of 1 problem to be tuned tried, and put off: the CPU is in use" in call("status").stdout
@@ -928,8 +928,8 @@ def test_one_is_no_plural(tmp_path: Path, call: Cli, words: tuple[str, ...]) -> 
     folder = tmp_path / "home"
     folder.mkdir()
     store = Store(folder / "tune.db", locks=folder / "locks")
-    store.add_sightings("serve", HERE, [Sighting(only, "exact", 1)], now_s=now_s)
-    store.install(None, [solution(only)], environment=HERE, now_s=now_s)
+    store.sightings.add("serve", HERE, [Sighting(only, "exact", 1)], now_s=now_s)
+    store.solutions.install(None, [solution(only)], environment=HERE, now_s=now_s)
     publish(store, folder / "configs", folder / "locks", now_s=now_s)
     store.close()
 

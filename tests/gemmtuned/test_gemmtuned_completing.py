@@ -21,7 +21,7 @@ COMMANDS = ("explain", "trials", "withdraw", "pin", "forget", "retune", "tune")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store = open_store(tmp_path)
-    store.add_sightings(
+    store.sightings.add(
         "serve", NEW, [saw(problem(8), 100), saw(problem(8, threads=1)), saw(problem(16))], now_s=time.time()
     )
     store.close()
@@ -48,7 +48,7 @@ def test_without_a_database_nothing_is_offered_and_nothing_said(
 def test_programs_are_offered_by_name_unless_it_is_more_than_text(home: Path) -> None:
     store = open_store(home)
     for name in ("embed service", "\x1b[31mred", "two\nlines"):
-        store.add_sightings(name, NEW, [saw(problem(8))], now_s=time.time())
+        store.sightings.add(name, NEW, [saw(problem(8))], now_s=time.time())
     store.close()
     assert completing.runs("") == ["embed service", "serve"] and completing.runs("se") == ["serve"]
 

@@ -23,11 +23,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
     store = open_store(tmp_path)
     seen = [saw(problem(), 100, us=10.0), saw(problem(m=70), 50, us=20.0), saw(problem(n=64), 50, us=4.0)]
-    store.add_sightings("serve", NEW, [*seen, saw(problem(m=9, n=64), 50, us=4.0)], now_s=time.time() - HOUR)
+    store.sightings.add("serve", NEW, [*seen, saw(problem(m=9, n=64), 50, us=4.0)], now_s=time.time() - HOUR)
     best = found(problem(n=64), backend="torch", config="", state="default_best", us=4.0, baseline_us=4.0)
     padded = found(problem(m=80), covers="fine", us=5.0, baseline_us=20.0)
     for solution in (found(problem()), padded, best):
-        store.install(None, [solution], environment=NEW, now_s=time.time() - HOUR)
+        store.solutions.install(None, [solution], environment=NEW, now_s=time.time() - HOUR)
     store.close()
     return tmp_path
 

@@ -39,9 +39,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
     store = open_store(tmp_path)
     seen = [saw(problem(), 100, us=10.0), saw(TIMED, 50, us=4.0), saw(UNTIMED, 50)]
-    store.add_sightings("serve", NEW, seen, now_s=time.time() - HOUR)
-    store.add_sightings("train", NEW, [saw(UNTIMED, 10)], now_s=time.time() - HOUR)
-    store.install(None, [found(problem())], environment=NEW, now_s=time.time() - 60)
+    store.sightings.add("serve", NEW, seen, now_s=time.time() - HOUR)
+    store.sightings.add("train", NEW, [saw(UNTIMED, 10)], now_s=time.time() - HOUR)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=time.time() - 60)
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=time.time())
     store.close()
     return tmp_path

@@ -34,11 +34,11 @@ def page(tmp_path: Path) -> str:
             saw(problem(n=4096), 10, us=40.0),
             saw(problem(n=64), 2, us=1.0),
         ]
-        store.add_sightings(HOSTILE, NEW, seen, now_s=NOW_S - ago * HOUR)
+        store.sightings.add(HOSTILE, NEW, seen, now_s=NOW_S - ago * HOUR)
     best = found(problem(n=4096), backend="torch", config="", state="default_best", us=40.0, baseline_us=40.0)
     padded = found(problem(m=80), covers="fine", us=5.0, baseline_us=20.0)
     for solution in (found(problem()), padded, best):
-        store.install(None, [solution], environment=NEW, now_s=NOW_S - HOUR)
+        store.solutions.install(None, [solution], environment=NEW, now_s=NOW_S - HOUR)
     store.close()
     return render(collect(tmp_path / "tune.db", since_s=7 * 86400, now_s=NOW_S))
 
@@ -92,7 +92,7 @@ LABELS = {  # a program's name, and how the page shows it
 def test_a_name_of_any_kind_is_text_in_a_cell_of_bounded_width(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for at, label in enumerate(LABELS):
-        store.add_sightings(label, NEW, [saw(problem(n=64 * (at + 1)), 3)], now_s=NOW_S - HOUR)
+        store.sightings.add(label, NEW, [saw(problem(n=64 * (at + 1)), 3)], now_s=NOW_S - HOUR)
     store.close()
     page = render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
     reader = _Reader()
@@ -151,8 +151,8 @@ def test_the_floor_is_the_best_rate_of_the_device_and_type(page: str) -> None:
 
 def test_what_was_tried_and_found_lies_in_time(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    store.add_sightings("serve", NEW, [saw(problem(), 9)], now_s=NOW_S)
-    store.install(None, [found(problem())], environment=NEW, now_s=NOW_S - 60)
+    store.sightings.add("serve", NEW, [saw(problem(), 9)], now_s=NOW_S)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=NOW_S - 60)
     store.close()
     with sqlite3.connect(tmp_path / "tune.db") as conn:
         conn.execute(
@@ -173,7 +173,7 @@ def test_what_was_tried_and_found_lies_in_time(tmp_path: Path) -> None:
 def test_a_devices_name_takes_a_column_only_beside_another_one(page: str, tmp_path: Path) -> None:
     store = open_store(tmp_path)
     other = Environment(replace(CPU, key="cpu-other"), NEW.stamps)
-    store.add_sightings("r", other, [saw(problem())], now_s=NOW_S)
+    store.sightings.add("r", other, [saw(problem())], now_s=NOW_S)
     store.close()
     of_two = render(collect(tmp_path / "tune.db", since_s=7 * 86400, now_s=NOW_S))
 
@@ -191,8 +191,8 @@ def test_the_page_has_a_dark_form_a_narrow_one_and_one_for_paper(page: str) -> N
 def test_a_year_that_was_merged_has_a_curve_without_holes(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for ago in range(0, 200, 2):
-        store.add_sightings("serve", NEW, [saw(problem(), 9)], now_s=NOW_S - ago * DAY)
-    store.roll_up(now_s=NOW_S)
+        store.sightings.add("serve", NEW, [saw(problem(), 9)], now_s=NOW_S - ago * DAY)
+    store.rollup.roll_up(now_s=NOW_S)
     store.close()
     page = render(collect(tmp_path / "tune.db", since_s=365 * DAY, now_s=NOW_S))
 

@@ -28,8 +28,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GEMMTUNED_HOME", str(home))
     monkeypatch.setenv("GEMMTUNED_CACHE", str(cache))
     store = open_store(home)
-    store.add_sightings("serve", NEW, [saw(problem(), 100)], now_s=time.time())
-    store.install(None, [found(problem())], environment=NEW, now_s=time.time())
+    store.sightings.add("serve", NEW, [saw(problem(), 100)], now_s=time.time())
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=time.time())
     publish(store, home / "configs", home / "locks", now_s=time.time())
     store.backup(home / "tune-20260101T000000Z.db")
     store.close()
@@ -119,7 +119,7 @@ def test_what_is_in_use_is_not_removed(home: Path) -> None:
         host=platform.node(), pid=os.getpid(), started_us=int(time.time() * 1e6), run="serve", path="native",
         generation=1,
     )  # fmt: skip
-    store.beat(here, now_s=time.time())
+    store.sightings.beat(here, now_s=time.time())
     store.close()
     refused = call("purge", "--yes")
     assert refused.exit_code == 75 and "serve (pid" in refused.stderr and files(home) == before

@@ -36,8 +36,8 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     store = Store(home / "tune.db", locks=home / "locks")
     for n in SIZES:
-        store.add_sightings("serve", ENVIRONMENT, [Sighting(problem(n), "exact", 10)], now_s=time.time())
-        store.install(None, [solution(problem(n))], environment=ENVIRONMENT, now_s=time.time())
+        store.sightings.add("serve", ENVIRONMENT, [Sighting(problem(n), "exact", 10)], now_s=time.time())
+        store.solutions.install(None, [solution(problem(n))], environment=ENVIRONMENT, now_s=time.time())
         publish(store, home / "configs", home / "locks", now_s=time.time())
         if n == SIZES[1]:
             store.backup(tmp_path / "backup.db")
@@ -80,7 +80,7 @@ def in_use(home: Path) -> list[int]:
 def in_store(home: Path) -> list[int]:
     store = Store(home / "tune.db", locks=home / "locks")
     try:
-        return sorted(s.problem.n for s in store.published()[1])
+        return sorted(s.problem.n for s in store.solutions.published()[1])
     finally:
         store.close()
 
@@ -108,7 +108,7 @@ def new(home: Path) -> None:
     """Deleted, and a program has made it anew and counted hits."""
     gone(home)
     store = Store(home / "tune.db", locks=home / "locks")
-    store.add_sightings("serve", ENVIRONMENT, [Sighting(problem(n), "exact", 10) for n in SIZES], now_s=time.time())
+    store.sightings.add("serve", ENVIRONMENT, [Sighting(problem(n), "exact", 10) for n in SIZES], now_s=time.time())
     store.close()
 
 

@@ -25,11 +25,11 @@ NOW_S = time.time()
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """serve calls a product that is twice as fast and one that waits; "o'train {x}" only the one that waits."""
     store = open_store(tmp_path)
-    store.add_sightings(
+    store.sightings.add(
         "serve", NEW, [saw(problem(), 100, us=10.0), saw(problem(n=64), 50, us=4.0)], now_s=NOW_S - HOUR
     )
-    store.add_sightings("o'train {x}", NEW, [saw(problem(n=64), 50, us=4.0)], now_s=NOW_S - HOUR)
-    store.install(None, [found(problem())], environment=NEW, now_s=NOW_S - 60)
+    store.sightings.add("o'train {x}", NEW, [saw(problem(n=64), 50, us=4.0)], now_s=NOW_S - HOUR)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=NOW_S - 60)
     store.close()
     monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
     return tmp_path
@@ -83,7 +83,7 @@ def test_a_parent_that_waits_for_its_workers_is_no_time_of_the_program(home: Pat
             settings, path="native", started_us=round((NOW_S - seconds) * 1e6), generation=0, active_us=0, calls=calls,
             dropped=dropped, errors=0, reload_failures=0, rank=None, note="",
         )  # fmt: skip
-        store.end_session(replace(one, pid=pid), now_s=NOW_S)
+        store.sightings.end_session(replace(one, pid=pid), now_s=NOW_S)
     store.close()
 
     assert own_time(home / "tune.db", now_s=NOW_S)["serve"] == {"processes": 2, "wall_us": 15e6, "waited_us": 0}
@@ -114,13 +114,13 @@ def test_what_others_took_of_a_programs_time_is_left_out_of_its_shares(home: Pat
     """Eight workers on two CPUs: of 80 s that they ran, 60 s they waited, and of the rest half was products."""
     store = open_store(home)
     settings = Settings.from_env({"GEMMTUNED_HOME": str(home), "GEMMTUNED_RUN": "workers"})
-    store.add_sightings("workers", NEW, [saw(problem(n=64), 2_500_000, us=4.0)], now_s=NOW_S)
+    store.sightings.add("workers", NEW, [saw(problem(n=64), 2_500_000, us=4.0)], now_s=NOW_S)
     for number in range(8):
         one = new_session(
             settings, path="native", started_us=round((NOW_S - 10.0) * 1e6), generation=0, active_us=0, calls=1,
             dropped=0, errors=0, reload_failures=0, rank=None, note="", waited_us=7_500_000,
         )  # fmt: skip
-        store.end_session(replace(one, pid=1000 + number), now_s=NOW_S)
+        store.sightings.end_session(replace(one, pid=1000 + number), now_s=NOW_S)
     store.close()
 
     assert own_time(home / "tune.db", now_s=NOW_S)["workers"] == {"processes": 8, "wall_us": 80e6, "waited_us": 60e6}

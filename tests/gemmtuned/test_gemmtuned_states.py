@@ -134,8 +134,8 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     store = Store(home / "tune.db", locks=home / "locks")
     for n in SIZES:
-        store.add_sightings("serve", ENVIRONMENT, [Sighting(problem(n), "exact", 10)], now_s=time.time())
-        store.install(None, [solution(problem(n))], environment=ENVIRONMENT, now_s=time.time())
+        store.sightings.add("serve", ENVIRONMENT, [Sighting(problem(n), "exact", 10)], now_s=time.time())
+        store.solutions.install(None, [solution(problem(n))], environment=ENVIRONMENT, now_s=time.time())
         publish(store, home / "configs", home / "locks", now_s=time.time())
         if n == SIZES[1]:
             store.backup(tmp_path / "backup.db")
@@ -176,7 +176,7 @@ def in_store(home: Path) -> list[int]:
     except StoreError:
         return []
     try:
-        return sorted(s.problem.n for s in store.published()[1])
+        return sorted(s.problem.n for s in store.solutions.published()[1])
     except StoreError:
         return []
     finally:

@@ -90,8 +90,8 @@ def test_a_database_that_is_replaced_while_two_programs_count_into_it(
     store = Store(home.path / "tune.db", locks=home.path / "locks")
     for number, n in enumerate((64, 65, 66, 67)):
         problem = Problem(m=8, n=n, k=64, threads=1)
-        store.add_sightings("serve", ENVIRONMENT, [Sighting(problem, "exact", 10)], now_s=time.time())
-        store.install(None, [solution(problem)], environment=ENVIRONMENT, now_s=time.time())
+        store.sightings.add("serve", ENVIRONMENT, [Sighting(problem, "exact", 10)], now_s=time.time())
+        store.solutions.install(None, [solution(problem)], environment=ENVIRONMENT, now_s=time.time())
         publish(store, home.path / "configs", home.path / "locks", now_s=time.time())
         if number == 1:
             store.backup(tmp_path / "backup.db")

@@ -82,7 +82,7 @@ def test_a_program_leaves_it(theirs: Path) -> None:
     before = theirs.read_bytes()
     for kind in (Store, GuestStore):
         with pytest.raises(StoreError, match="it is left as it is"):
-            kind(theirs, locks=theirs.parent / "locks", timeout_s=1.0).add_sightings(
+            kind(theirs, locks=theirs.parent / "locks", timeout_s=1.0).sightings.add(
                 "r", NEW, [saw(problem())], now_s=T
             )
     assert theirs.read_bytes() == before and list(theirs.parent.glob("*corrupt*")) == []
@@ -91,13 +91,13 @@ def test_a_program_leaves_it(theirs: Path) -> None:
 def test_ours_by_another_name_is_mended(tmp_path: Path) -> None:
     path = tmp_path / "gemms.sqlite"
     store = Store(path, locks=tmp_path / "locks")
-    store.add_sightings("r", NEW, [saw(problem(m), 3) for m in range(1, 50)], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem(m), 3) for m in range(1, 50)], now_s=T)
     store.checkpoint()
     store.close()
     with path.open("r+b") as file:
         file.write(os.urandom(4096))  # its header, and the list of its tables
     store = Store(path, locks=tmp_path / "locks")
-    store.add_sightings("r", NEW, [saw(problem())], now_s=T)
+    store.sightings.add("r", NEW, [saw(problem())], now_s=T)
     assert check(path) == []
     store.close()
 

@@ -220,8 +220,8 @@ def test_an_untuned_list_is_queued_where_programs_were_seen_and_other_families_o
     run: Run, store: Store, tmp_path: Path
 ) -> None:
     seen = Problem(m=8, n=8, k=8, threads=4)
-    store.add_sightings("serve", CPU, [Sighting(seen, "miss", 9)], now_s=T)
-    store.add_sightings("serve", H200, [Sighting(Problem(m=8, n=8, k=8), "miss", 9, place="cuda:0")], now_s=T)
+    store.sightings.add("serve", CPU, [Sighting(seen, "miss", 9)], now_s=T)
+    store.sightings.add("serve", H200, [Sighting(Problem(m=8, n=8, k=8), "miss", 9, place="cuda:0")], now_s=T)
     store.close()
     names = ("model_configs/kimik2_bf16", "configs/a8w8", "configs/a4w4_blockscale")
     lists = [str(DATA / f"{name}_untuned_gemm.csv") for name in names]
@@ -252,7 +252,7 @@ def test_seeds_of_libraries_that_are_not_here_are_shown_by_explain(run: Run) -> 
 
 
 def install(store: Store, environment: Environment, *solutions: Solution) -> None:
-    store.install(None, solutions, environment=environment, now_s=T)
+    store.solutions.install(None, solutions, environment=environment, now_s=T)
 
 
 def test_an_aiter_table_of_ours_is_read_by_aiters_rules_and_comes_back_whole(
@@ -326,7 +326,7 @@ def test_what_an_equal_machine_measured_is_used_at_once_after_a_spot_check(
     right, broken = published(LINEAR, "torch_swap"), published(LINEAR.with_m(9), "torch_mv")  # made for M = 1 alone
     old = published(LINEAR.with_m(12), "torch_swap", stamp="1.0")
     there = Store(tmp_path / "there/tune.db", locks=tmp_path / "there/locks")
-    there.install(None, [right, broken, old], environment=here, now_s=T)
+    there.solutions.install(None, [right, broken, old], environment=here, now_s=T)
     there.close()
     out = tmp_path / "out"
     run("export", "--format", format, "--out", str(out), GEMMTUNED_HOME=str(tmp_path / "there"))
@@ -347,7 +347,7 @@ def test_what_an_equal_machine_measured_is_used_at_once_after_a_spot_check(
     assert manifest is not None
     assert sum(one.rows for one in manifest.files) == 1
     store = Store(tmp_path / "home/tune.db", locks=tmp_path / "home/locks")
-    assert [s.problem for s in store.published()[1]] == [LINEAR]
+    assert [s.problem for s in store.solutions.published()[1]] == [LINEAR]
     store.close()
     assert run("import", file)[1]["not_used"]["this machine has a verdict of its own"] == 1
     assert run("import", file, "--no-use")[1]["used"] == 0
@@ -393,7 +393,7 @@ def test_tile_files_of_ours_have_a_default_and_are_read_back(run: Run, store: St
         p = Problem(m=8, n=n, k=1024)
         work = Work(p, (p,), "exact", H200, "eager", "host:1", 1, 1.0, 1)
         for warps, us in times.items():
-            store.add_trial(
+            store.trials.add(
                 work, p, Candidate("triton", tile(warps=warps)), phase="screen", us=us,
                 err=None, outcome="ok", note="", started_us=1,
             )  # fmt: skip
@@ -562,7 +562,7 @@ def test_coverage_answers_exact_padded_and_missed_for_the_trace(run: Run, store:
     install(store, CPU, *solutions)
     import time
 
-    store.add_sightings("serve", CPU, [Sighting(p, outcome, 10) for p, outcome in told], now_s=time.time())
+    store.sightings.add("serve", CPU, [Sighting(p, outcome, 10) for p, outcome in told], now_s=time.time())
     store.close()
 
     _, said = run("coverage", "--by", "family", "--weight", "calls")

@@ -254,23 +254,25 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     settings = Settings.from_env(dict(os.environ))
     store = Store(settings.db, locks=settings.locks)
     now_s = time.time()
-    store.add_sightings("r", here, [saw(cheap), saw(dear), saw(solved)], now_s=now_s)
-    store.add_sightings("r", elsewhere, [saw(replace(PROBLEM, k=32))], now_s=now_s)
-    work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[solved])
+    store.sightings.add("r", here, [saw(cheap), saw(dear), saw(solved)], now_s=now_s)
+    store.sightings.add("r", elsewhere, [saw(replace(PROBLEM, k=32))], now_s=now_s)
+    work = store.leases.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[solved])
     assert work is not None
-    store.install(work, [found(solved, here, backend="torch")], environment=here, now_s=now_s)
+    store.solutions.install(work, [found(solved, here, backend="torch")], environment=here, now_s=now_s)
     small = [replace(PROBLEM, m=m, n=96) for m in (1, 2, 3, 4)]  # with a verdict for M = 16, that nobody called
-    store.add_sightings("r", here, [saw(p) for p in small], now_s=now_s)
-    work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=small[:1])
+    store.sightings.add("r", here, [saw(p) for p in small], now_s=now_s)
+    work = store.leases.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=small[:1])
     assert work is not None and work.covers == "fine" and work.problem.m == 16
-    store.install(work, [found(work.problem, here, backend="torch", covers="fine")], environment=here, now_s=now_s)
+    store.solutions.install(
+        work, [found(work.problem, here, backend="torch", covers="fine")], environment=here, now_s=now_s
+    )
     hopeless = replace(PROBLEM, k=128)
-    store.add_sightings("r", here, [saw(hopeless)], now_s=now_s)
+    store.sightings.add("r", here, [saw(hopeless)], now_s=now_s)
     for attempt in range(3):
         then_s = now_s + attempt * 86_400
-        work = store.lease_next("a:1", here, now_s=then_s, hold_s=60, problems=[hopeless])
+        work = store.leases.lease_next("a:1", here, now_s=then_s, hold_s=60, problems=[hopeless])
         assert work is not None
-        store.fail(work, "it crashed", now_s=then_s)
+        store.leases.fail(work, "it crashed", now_s=then_s)
     store.close()
 
     assert typed()[0].problems == [dear, cheap]
@@ -289,7 +291,7 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     store = Store(settings.db, locks=settings.locks)
     half = replace(PROBLEM, dtype="bf16", wdtype="bf16", out_dtype="bf16", m=3)
     mixed, two = replace(half, out_dtype="fp32", m=5), replace(PROBLEM, threads=2, m=7)
-    store.add_sightings("r", here, [saw(p) for p in (half, mixed, two)], now_s=now_s)
+    store.sightings.add("r", here, [saw(p) for p in (half, mixed, two)], now_s=now_s)
     store.close()
     assert set(typed("--dtype", "bf16")[0].problems) == {half, mixed}
     assert typed("--threads", "2")[0].problems == [two]
@@ -307,7 +309,7 @@ def test_what_is_named_and_was_never_called_is_said_beside_what_was(
     settings = Settings.from_env(dict(os.environ))
     store = Store(settings.db, locks=settings.locks)
     biased = [replace(PROBLEM, bias=True, threads=threads) for threads in (1, 2, 3, 4)]
-    store.add_sightings("r", here, [saw(one) for one in biased], now_s=time.time())
+    store.sightings.add("r", here, [saw(one) for one in biased], now_s=time.time())
     store.close()
     m, n, k = PROBLEM.m, PROBLEM.n, PROBLEM.k
 
@@ -339,10 +341,10 @@ def test_what_of_a_kind_has_been_tried_is_not_tried_again(
     store = Store(settings.db, locks=settings.locks)
     now_s = time.time()
     half = replace(PROBLEM, dtype="bf16", wdtype="bf16", out_dtype="bf16", m=3)
-    store.add_sightings("r", here, [saw(PROBLEM), saw(half)], now_s=now_s)
-    work = store.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[half])
+    store.sightings.add("r", here, [saw(PROBLEM), saw(half)], now_s=now_s)
+    work = store.leases.lease_next("a:1", here, now_s=now_s, hold_s=60, problems=[half])
     assert work is not None
-    store.install(work, [found(half, here, backend="torch")], environment=here, now_s=now_s)
+    store.solutions.install(work, [found(half, here, backend="torch")], environment=here, now_s=now_s)
     store.close()
 
     for more in ((), ("--json",), ("--threads", str(half.threads))):
@@ -396,9 +398,9 @@ def test_a_shape_alone_is_what_was_seen_of_it_here_and_else_one_by_default(
     store = Store(settings.db, locks=settings.locks)
     other = replace(PROBLEM, dtype="fp16", wdtype="fp16", out_dtype="fp16", threads=2)
     environment = Environment(cpu_device(), {"torch": "1"})
-    store.add_sightings("r", environment, [saw(PROBLEM), saw(other), saw(replace(PROBLEM, m=9))], now_s=time.time())
+    store.sightings.add("r", environment, [saw(PROBLEM), saw(other), saw(replace(PROBLEM, m=9))], now_s=time.time())
     queued = replace(PROBLEM, m=6)  # and never called
-    assert store.lease_next("a:1", environment, now_s=time.time(), hold_s=60, problems=[queued])
+    assert store.leases.lease_next("a:1", environment, now_s=time.time(), hold_s=60, problems=[queued])
     store.close()
 
     assert typed("6x64x64")[0].problems == [queued]
@@ -693,7 +695,7 @@ def test_an_interrupt_loses_nothing_that_was_found(home: Path) -> None:
         settings = Settings.from_env(dict(os.environ))
         store = Store(settings.db, locks=settings.locks)
         try:
-            return {s.problem: s.generation for s in store.published()[1]}
+            return {s.problem: s.generation for s in store.solutions.published()[1]}
         finally:
             store.close()
 

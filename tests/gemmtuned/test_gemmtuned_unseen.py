@@ -38,8 +38,8 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_nothing_recorded_is_not_taken_for_success(call: Cli, store: Store, command: tuple[str, ...]) -> None:
-    store.beat(session("vllm serve"), now_s=time.time())
-    store.beat(session("off.py", pid=8, path="off", note="GEMMTUNED_NATIVE=0"), now_s=time.time())
+    store.sightings.beat(session("vllm serve"), now_s=time.time())
+    store.sightings.beat(session("off.py", pid=8, path="off", note="GEMMTUNED_NATIVE=0"), now_s=time.time())
     store.close()
     said = call(*command).stdout
 
@@ -55,8 +55,8 @@ def test_a_program_that_calls_nothing_beside_one_that_does_is_no_matter(
     store: Store,
     command: tuple[str, ...],
 ) -> None:
-    store.beat(session("api server"), now_s=time.time())
-    store.add_sightings("worker", HERE, [Sighting(TUNED, "miss", 10)], now_s=time.time())
+    store.sightings.beat(session("api server"), now_s=time.time())
+    store.sightings.add("worker", HERE, [Sighting(TUNED, "miss", 10)], now_s=time.time())
     store.close()
 
     assert "no product of theirs" not in call(*command).stdout
@@ -66,9 +66,9 @@ def test_everything_recorded_has_a_verdict_once_it_has(call: Cli, store: Store) 
     assert "so nothing waits" in call("untuned").stdout
     assert json.loads(call("untuned", "--json").stdout)["recorded"] == 0
     now_s = time.time()
-    store.add_sightings("worker", HERE, [Sighting(TUNED, "miss", 10)], now_s=now_s)
-    work = store.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[TUNED])
-    store.install(work, [solution(TUNED)], environment=HERE, now_s=now_s)
+    store.sightings.add("worker", HERE, [Sighting(TUNED, "miss", 10)], now_s=now_s)
+    work = store.leases.lease_next("test", HERE, now_s=now_s, hold_s=60, problems=[TUNED])
+    store.solutions.install(work, [solution(TUNED)], environment=HERE, now_s=now_s)
     store.close()
 
     assert "Everything that was recorded has a verdict." in call("untuned").stdout
@@ -84,10 +84,12 @@ KNOWN = {
 
 @pytest.mark.parametrize("command", [("coverage",), ("coverage", "--by", "layer"), ("status",)], ids=" ".join)
 def test_the_share_of_an_engines_ways_to_products_is_said(call: Cli, store: Store, command: tuple[str, ...]) -> None:
-    store.beat(session("vllm", operators=json.dumps(KNOWN), calls=3), now_s=time.time())
-    store.beat(session("vllm", pid=8, operators=json.dumps({"counted": ["_C::gptq_gemm"]})), now_s=time.time())
-    store.beat(session("old", pid=9, operators=json.dumps(KNOWN)), now_s=time.time() - 8 * 86400)
-    store.beat(session("cut short", pid=10, operators=json.dumps(KNOWN)[:30]), now_s=time.time())
+    store.sightings.beat(session("vllm", operators=json.dumps(KNOWN), calls=3), now_s=time.time())
+    store.sightings.beat(
+        session("vllm", pid=8, operators=json.dumps({"counted": ["_C::gptq_gemm"]})), now_s=time.time()
+    )
+    store.sightings.beat(session("old", pid=9, operators=json.dumps(KNOWN)), now_s=time.time() - 8 * 86400)
+    store.sightings.beat(session("cut short", pid=10, operators=json.dumps(KNOWN)[:30]), now_s=time.time())
     store.close()
     said = " ".join(call(*command).stdout.split())
 
@@ -100,8 +102,8 @@ def test_the_share_of_an_engines_ways_to_products_is_said(call: Cli, store: Stor
 
 
 def test_doctor_names_what_of_an_engine_is_not_seen(call: Cli, store: Store) -> None:
-    store.beat(session("vllm", operators=json.dumps(KNOWN)), now_s=time.time())
-    store.beat(
+    store.sightings.beat(session("vllm", operators=json.dumps(KNOWN)), now_s=time.time())
+    store.sightings.beat(
         session("sgl", pid=8, operators=json.dumps({"counted": ["sgl_kernel::fp8_scaled_mm"]})), now_s=time.time()
     )
     store.close()
@@ -117,8 +119,8 @@ def test_doctor_names_what_of_an_engine_is_not_seen(call: Cli, store: Store) -> 
 def test_calls_that_were_not_counted_are_told_after_the_programs_end_too(call: Cli, store: Store, ended: bool) -> None:
     now_s = time.time()
     wide = session("wide.py", calls=131_040, dropped=94_464)
-    (store.end_session if ended else store.beat)(wide, now_s=now_s)
-    store.end_session(session("last month", pid=8, calls=1, dropped=9), now_s=now_s - 8 * 86400)
+    (store.sightings.end_session if ended else store.sightings.beat)(wide, now_s=now_s)
+    store.sightings.end_session(session("last month", pid=8, calls=1, dropped=9), now_s=now_s - 8 * 86400)
     store.close()
 
     for command in (("coverage",), ("coverage", "--by", "layer"), ("status",)):

@@ -18,7 +18,7 @@ from hooked import LINEAR, Home, wait_for
 
 from gemmtuned.configs import clock, say
 from gemmtuned.configs.sighting import Sighting
-from gemmtuned.db.guest import GuestStore
+from gemmtuned.db.sightings import Sightings
 from gemmtuned.hooks import flush, pace, pending
 from gemmtuned.hooks.background import AFTER_ERROR_S, Background, Sleeper
 from gemmtuned.hooks.inotify import GAP_S, Events
@@ -253,13 +253,13 @@ def test_the_end_of_a_program_writes_for_two_seconds_and_says_what_is_lost(
     tmp_path: Path, stopped_clock: list[float], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending, "MOST_AT_ONCE", 1)
-    add = GuestStore.add_sightings
+    add = Sightings.add
 
     def slow(*args: object, **options: object) -> None:
         stopped_clock[0] += 0.9
         add(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(GuestStore, "add_sightings", slow)
+    monkeypatch.setattr(Sightings, "add", slow)
     counted = Counted(tmp_path / "home")
     for m in range(1, 11):
         counted.call(2, m=m)
@@ -277,13 +277,13 @@ def test_what_is_written_at_once_is_bounded_and_the_sums_are_exact(
     """The lock is one for all programs of a home: a transaction of 60,000 rows kept it for seconds."""
     monkeypatch.setattr(pending, "MOST_AT_ONCE", 4)
     sizes = []
-    add = GuestStore.add_sightings
+    add = Sightings.add
 
-    def noted(store: GuestStore, run: str, environment: object, sightings: list[Sighting], **options: float) -> None:
+    def noted(part: Sightings, run: str, environment: object, sightings: list[Sighting], **options: float) -> None:
         sizes.append(len(sightings))
-        add(store, run, environment, sightings, **options)  # type: ignore[arg-type]
+        add(part, run, environment, sightings, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(GuestStore, "add_sightings", noted)
+    monkeypatch.setattr(Sightings, "add", noted)
     counted = Counted(tmp_path / "home")
     for _ in range(2):
         for m in range(1, 11):

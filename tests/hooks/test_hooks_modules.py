@@ -93,7 +93,7 @@ def test_stamps_that_a_row_asks_for_reach_the_store(home: Home) -> None:
     gemm = replace(LINEAR, threads=0)
 
     def told() -> list[tuple[str]]:
-        store.add_sightings("run", here, [Sighting(gemm, "miss", 1)], now_s=1.0)
+        store.sightings.add("run", here, [Sighting(gemm, "miss", 1)], now_s=1.0)
         sql = "SELECT DISTINCT backend FROM environment_stamp ORDER BY backend"
         return [row[0] for row in store._db.read(lambda conn: conn.execute(sql).fetchall())]
 

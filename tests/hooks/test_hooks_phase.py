@@ -134,7 +134,7 @@ def test_old_phases_are_forgotten_and_the_traffic_is_not(active: Counted) -> Non
     with sqlite3.connect(active.settings.db) as conn:
         conn.execute("UPDATE phase_call SET hour = hour - 29 * 24")
     store = Store(active.settings.db, locks=active.settings.locks)
-    assert store.roll_up(now_s=time.time())
+    assert store.rollup.roll_up(now_s=time.time())
     store.close()
 
     assert queries.ask(active.settings.db, "SELECT * FROM phase_call") == []

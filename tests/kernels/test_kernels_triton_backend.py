@@ -131,16 +131,16 @@ def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned
     gone = Candidate.of("triton", kernel="gone", rows=2)
     solution = found(PROBLEM, before, gone.backend, config=gone.config, stamp=before.stamp_of(gone))
     store = open_store(tmp_path)
-    store.install(None, [solution], environment=before, now_s=0)
-    store.add_sightings("serve", now, [saw(PROBLEM.with_m(4)), saw(PROBLEM, 2)], now_s=0)
+    store.solutions.install(None, [solution], environment=before, now_s=0)
+    store.sightings.add("serve", now, [saw(PROBLEM.with_m(4)), saw(PROBLEM, 2)], now_s=0)
 
-    table = build_table(store.published()[1], {"cuda:0": now}, generation=1, failed=frozenset())
+    table = build_table(store.solutions.published()[1], {"cuda:0": now}, generation=1, failed=frozenset())
     work = [lease(store, now_s=0, environment=now) for _ in range(2)]
 
     assert table.find(PROBLEM, place="cuda:0") == ("miss", None)
     assert table.refused == {"backend triton is of another version (gone/3.6.0/sm_90/of-then)": 1}
     assert [one.problem for one in work] == [PROBLEM, PROBLEM.with_m(4)]
-    assert gone in store.seeds(work[1]) and not BACKEND.holds(gone, PROBLEM.with_m(4))  # so no search tries it
+    assert gone in store.hints.seeds(work[1]) and not BACKEND.holds(gone, PROBLEM.with_m(4))  # so no search tries it
     with pytest.raises(CandidateFailed, match="names no kernel of ours"):  # who asks for it is told
         BACKEND.prepare(gone, PROBLEM)
     store.close()

@@ -174,7 +174,7 @@ def test_status_says_when_the_ranks_of_a_run_hold_different_tables(home: Home) -
     store = Store(home.path / "tune.db", locks=home.path / "locks")
     for rank, generation in enumerate((1, 2)):
         one = Session(host="h", pid=rank + 1, started_us=1, run="tp", path="native", generation=generation, rank=rank)
-        store.beat(one, now_s=time.time())
+        store.sightings.beat(one, now_s=time.time())
     store.close()
     said = queries.sessions(home.path / "tune.db")
     report = status.report(

@@ -39,14 +39,14 @@ def life(home: Path) -> tuple[int, int]:
         try:
             store = store or Store(home / "tune.db", locks=home / "locks", timeout_s=1)
             if step % 3 == 0:
-                store.add_sightings("r", ENVIRONMENT, [Sighting(problem(64), "exact", 10)], now_s=T)
+                store.sightings.add("r", ENVIRONMENT, [Sighting(problem(64), "exact", 10)], now_s=T)
                 counted += 10
             elif step == 1:
-                store.install(None, [solution(problem(100 + step))], environment=ENVIRONMENT, now_s=T + step)
+                store.solutions.install(None, [solution(problem(100 + step))], environment=ENVIRONMENT, now_s=T + step)
             elif step == 4:
                 store.checkpoint()
             elif step == 5:
-                store.roll_up(now_s=T + 40 * 86400)
+                store.rollup.roll_up(now_s=T + 40 * 86400)
             publish(store, home / "configs", home / "locks", now_s=T + step)
         except GemmtunedError:  # noqa: PERF203
             errors += 1
@@ -73,7 +73,9 @@ def wrong(home: Path, counted: int, before: int) -> str:
         calls = store._db.read(lambda conn: conn.execute("SELECT total(calls) FROM demand").fetchone()[0])
         if found or calls < before + counted:
             return f"{found} {calls} of {before + counted} calls"
-        return "" if {s.problem.n for s in store.published()[1]} == in_use(home) else "store and tables differ"
+        return (
+            "" if {s.problem.n for s in store.solutions.published()[1]} == in_use(home) else "store and tables differ"
+        )
     finally:
         store.close()
 
@@ -83,8 +85,10 @@ def main(folder: Path, library: str, number: int, step: int) -> None:
     calls = ctypes.CDLL(library)
     source = folder / "source"
     store = Store(source / "tune.db", locks=source / "locks")
-    store.add_sightings("r", ENVIRONMENT, [Sighting(problem(64), "exact", 5)], now_s=T - 20 * 86400)
-    store.install(None, [solution(problem(64)), solution(problem(65))], environment=ENVIRONMENT, now_s=T - 100)
+    store.sightings.add("r", ENVIRONMENT, [Sighting(problem(64), "exact", 5)], now_s=T - 20 * 86400)
+    store.solutions.install(
+        None, [solution(problem(64)), solution(problem(65))], environment=ENVIRONMENT, now_s=T - 100
+    )
     publish(store, source / "configs", source / "locks", now_s=T - 100)
     store.close()
 

@@ -58,7 +58,7 @@ class Host:
 
     def see(self, *problems: Problem, environment: Environment = ENVIRONMENT, calls: int = 10) -> None:
         sightings = [Sighting(p, "miss", calls) for p in problems]
-        self.store.add_sightings("serve", environment, sightings, now_s=time.time())
+        self.store.sightings.add("serve", environment, sightings, now_s=time.time())
 
     def start(self, *options: str, url: str = "", prefix: Sequence[str] = ()) -> None:
         name = {"GEMMTUNED_SYNC_NAME": self.folder.name, **self.variables}
@@ -99,13 +99,13 @@ class Host:
 
     def turn(self, objects: Objects | None = None, **options: object) -> Synced | None:
         """One exchange as a daemon's child does it, and what becomes of the mark; None when it failed."""
-        self.store.fleet_begin(self.url, live_until_s=self.mark.begin(self.now_s()))
+        self.store.fleet_sync.begin(self.url, live_until_s=self.mark.begin(self.now_s()))
         try:
             done = self.exchange(objects, claim=True, **options).run(now_s=self.now_s())
         except TryLater:
-            self.store.fleet_begin(self.url, live_until_s=self.mark.failed())
+            self.store.fleet_sync.begin(self.url, live_until_s=self.mark.failed())
             return None
-        self.store.fleet_begin(self.url, live_until_s=self.mark.reached(self.now_s(), claims=done.claims))
+        self.store.fleet_sync.begin(self.url, live_until_s=self.mark.reached(self.now_s(), claims=done.claims))
         return done
 
     def work(
@@ -133,7 +133,7 @@ class Host:
             conn.close()
 
     def solved(self) -> dict[Problem, Solution]:
-        return {s.problem: s for s in self.store.published()[1]}
+        return {s.problem: s for s in self.store.solutions.published()[1]}
 
     def searched(self) -> set[str]:
         """Problems for which this host ran a whole search: only such a one tries the candidate `slow`."""

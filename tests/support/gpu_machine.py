@@ -69,7 +69,7 @@ class Machine:
 
     def see(self, count: int, *, begin: int = 0) -> None:
         sightings = [Sighting(Problem(m=8, n=64 + i, k=64, threads=0), "miss", 10) for i in range(begin, count)]
-        self.store.add_sightings("serve", self.environment, sightings, now_s=self.clock.now_s)
+        self.store.sightings.add("serve", self.environment, sightings, now_s=self.clock.now_s)
 
     def see_more(self, count: int) -> None:
         """Problems nobody has seen before."""

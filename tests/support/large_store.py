@@ -18,7 +18,7 @@ def fill(store: Store, environment: Environment, *, solved: int, backend: str, n
     sizes = ((64 * (i % 50 + 1), 64 * (i // 50 + 1)) for i in range(PROBLEMS // 5))
     problems = [Problem(m=m, n=n, k=k) for n, k in sizes for m in (1, 16, 64, 512, 2048)]
     batch = [Sighting(p, "miss", 10, sampled_calls=2, sampled_us=2.0 * (5 + i % 90)) for i, p in enumerate(problems)]
-    store.add_sightings("serve", environment, batch, now_s=now_s)
+    store.sightings.add("serve", environment, batch, now_s=now_s)
     stamp, now_us, hour = environment.stamps[backend], int(now_s * 1e6), int(now_s // 3600)
     store.close()
     with sqlite3.connect(store.path) as conn:

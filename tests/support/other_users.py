@@ -23,7 +23,7 @@ class Two:
         self.theirs = Store(self.path, locks=folder / "ingest")
 
     def take(self, now_s: float = T) -> int:
-        return self.ours.take_from(self.path, now_s=now_s)
+        return self.ours.ingest.take_from(self.path, now_s=now_s)
 
     def rows(self, sql: str) -> list[tuple[object, ...]]:
         conn = sqlite3.connect(self.ours.path)

@@ -62,11 +62,11 @@ def lease(
     store: Store, owner: str = "host:1", *, now_s: float, environment: Environment = NEW, hold_s: float = 60
 ) -> Work:
     """The next unit, which must be there."""
-    work = store.lease_next(owner, environment, now_s=now_s, hold_s=hold_s)
+    work = store.leases.lease_next(owner, environment, now_s=now_s, hold_s=hold_s)
     assert work is not None
     return work
 
 
 def add(store: Store | GuestStore, calls: int = 1, m: int = 8) -> None:
     """Count calls of one problem of M = m."""
-    store.add_sightings("r", NEW, [saw(problem(m), calls)], now_s=_BEGAN_S)
+    store.sightings.add("r", NEW, [saw(problem(m), calls)], now_s=_BEGAN_S)

@@ -26,7 +26,7 @@ def main(folder: str, run: str, flushes: int, shapes: int) -> None:
     problems = [Problem(m=1 + i % 64, n=512 + 64 * (i // 64), k=256, dtype="fp32", threads=2) for i in range(shapes)]
     for flush in range(flushes):
         batch = [Sighting(p, "miss", calls(int(run), flush, i)) for i, p in enumerate(problems)]
-        store.add_sightings(run, HERE, batch, now_s=time.time())
+        store.sightings.add(run, HERE, batch, now_s=time.time())
         print(flush + 1, flush=True)
     store.close()
 
