@@ -177,6 +177,9 @@ def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     act += "_gated" if values["use_g1u1"] else ""
     act += "_weighted" if values["doweight_stage1"] else ""
     x, w = (dtype_of(values[column], row) for column in ("q_dtype_a", "q_dtype_w"))
+    if x in ("i32", "i4"):
+        raise ProblemError(f"q_dtype_a is {x}: no mixture multiplies it")
+    w = "i4" if w == "i32" else w  # eight in a word, as in uint32
     return {
         "family": "moe", "m": values["token"], "n": values["model_dim"], "k": values["model_dim"],
         "inter": values["inter_dim"], "experts": values["expert"], "topk": values["topk"], "act": act,

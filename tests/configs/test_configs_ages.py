@@ -73,6 +73,18 @@ def test_a_column_of_some_age_makes_the_row_another_product_only_where_it_says_s
         assert time_of(row) == 7.5
 
 
+@pytest.mark.parametrize("word", ["torch.int32", "torch.uint32", "torch.int4"])
+def test_eight_int4_in_a_word_are_int4_and_no_activations(word: str) -> None:
+    rows = [
+        MIXTURE.replace("torch.int8,torch.int8", f"torch.float8_e4m3fn,{word}"),
+        MIXTURE.replace("torch.int8", word),
+    ]
+    weights, activations = map(problem_or_reason, read_lines([MOE, *rows], name="untuned_fmoe.csv").rows)
+
+    assert isinstance(weights, Problem) and (weights.wdtype, weights.dtype) == ("i4", "bf16")
+    assert "no mixture multiplies it" in str(activations)
+
+
 def test_a_mixtures_solution_is_a_row_of_aiters_table_and_read_again(tmp_path: Path) -> None:
     problem = Problem(family="moe", m=16, n=2048, k=2048, inter=768, experts=128, topk=8, act="silu_gated")
     device = Device(key="cuda-h200-132", kind="cuda", name="NVIDIA H200", arch="sm_90", units=132)
