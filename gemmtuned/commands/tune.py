@@ -15,7 +15,7 @@ import typer
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
-from gemmtuned.commands.tune_sources import Defaults, OfModel, Wanted, from_words, gather, waiting
+from gemmtuned.commands.tune_sources import Defaults, OfModel, Wanted, decided, from_words, gather, waiting
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import CROWDED, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
@@ -136,7 +136,8 @@ def tune(
     if not wanted.problems and asked and not wanted.derived:
         raise typer.BadParameter("no problem given: name some, or a file that holds some with -i")
     if dry_run or not wanted.problems:
-        show(_plan(wanted, dry_run=dry_run), as_json=as_json)
+        before = 0 if again or run_config is not None else decided(settings(), keys, wanted.problems)
+        show(_plan(wanted, before, dry_run=dry_run), as_json=as_json)
         if (asked or wanted.never_called) and not dry_run:  # asked: all that the model runs is left out
             raise typer.Exit(1)
         return
@@ -271,7 +272,8 @@ class _Files:
             self.trouble = str(err)
 
 
-def _plan(wanted: Wanted, *, dry_run: bool) -> Report:
+def _plan(wanted: Wanted, before: int, *, dry_run: bool) -> Report:
+    """before: how many have a verdict, which stands as long as the versions do."""
     rows = [{"problem": str(one)} for one in wanted.problems]
     tables = [Table("shapes", _SHAPES, wanted.derived)] if wanted.derived else []
     keys = wanted.keys
@@ -279,7 +281,9 @@ def _plan(wanted: Wanted, *, dry_run: bool) -> Report:
         f"{len(rows)} to tune, in {several(keys['units'], 'unit')} of work; look-up keys: {keys['exact_keys']} exact, "
         f"{keys['fine_keys']} fine, {keys['coarse_keys']} coarse"
     )
-    facts = {"dry_run": dry_run, "failed": 0, **keys}
+    if before:
+        note += f"; {before} of them have a verdict, measured again with --all or other versions"
+    facts = {"dry_run": dry_run, "failed": 0, "decided": before, **keys}
     return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note])
 
 

@@ -296,6 +296,18 @@ def _queued(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["state"] in ("queued", "leased")]
 
 
+def decided(here: Settings, devices: Collection[str], wanted: Sequence[Problem]) -> int:
+    """How many of these have a verdict on one of these devices, of their own size or of one that covers it."""
+    from gemmtuned.db import queries
+
+    if not here.db.exists():
+        return 0
+    sizes = {p: [(str(p.with_m(padded_m(p.m, p.n, covers))), covers) for covers in COVERS] for p in wanted}
+    rows = queries.solutions(here.db, problems={problem for keys in sizes.values() for problem, _ in keys})
+    known = {(row["problem"], row["covers"]) for row in rows if row["device"] in devices}
+    return sum(not known.isdisjoint(keys) for keys in sizes.values())
+
+
 def built_in(defaults: Defaults, *, batch_size: int | None) -> Wanted:
     """Forty shapes for whoever has none of his own."""
     ms = BUILT_IN_M if batch_size is None else (batch_size,)

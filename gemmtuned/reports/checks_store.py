@@ -69,7 +69,7 @@ def _database(settings: Settings, *, deep: bool) -> Check:
 
 def _way_out(found: str) -> str:
     """What mends the database: the messages of the store name the way out themselves."""
-    if "et GEMMTUNED_DB" in found or "Upgrade gemmtuned" in found or "Free space" in found:
+    if any(way in found for way in ("et GEMMTUNED_", "Upgrade gemmtuned", "Free space", "Try again")):
         return "as it says"
     if "not yet" in found:
         return "gemmtuned daemon, or any program that counts"

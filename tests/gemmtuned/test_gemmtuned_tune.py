@@ -300,6 +300,30 @@ def test_without_shapes_what_waits_here_goes_before_the_built_in_ones(
     assert set(typed("--dtype", "fp32", "--threads", "1")[0].problems) == {dear, cheap}
 
 
+def test_a_dry_run_says_how_many_have_a_verdict_that_stands(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (known,) = {monitor.device.key for monitor in find_monitors() if monitor.device.kind == "cpu"}
+    here = Environment(replace(cpu_device(), key=known), {"torch": "1"})
+    settings = Settings.from_env(dict(os.environ))
+    store = Store(settings.db, locks=settings.locks)
+    small = [replace(PROBLEM, m=m, n=96) for m in (1, 2, 3, 4)]
+    covered, other = small[2], replace(PROBLEM, k=32)
+    store.add_sightings("r", here, [saw(p) for p in (PROBLEM, other, *small)], now_s=time.time())
+    for p, covers in ((PROBLEM, "exact"), (covered, "fine")):
+        work = store.lease_next("a:1", here, now_s=time.time(), hold_s=60, problems=[p])
+        assert work is not None and work.covers == covers
+        verdict = found(work.problem, here, backend="torch", covers=covers)
+        store.install(work, [verdict], environment=here, now_s=time.time())
+    store.close()
+
+    def planned(*more: str) -> str:
+        with pytest.raises(SystemExit):
+            build()(["tune", *map(str, (PROBLEM, other, covered)), "--dry-run", *more], prog_name="gemmtuned")
+        return capsys.readouterr().out
+
+    assert "3 to tune" in planned() and "; 2 of them have a verdict, measured again with --all or other" in planned()
+    assert "have a verdict" not in planned("--all")
+
+
 def test_what_is_named_and_was_never_called_is_said_beside_what_was(
     typed: Callable[..., tuple[Request, dict[str, Any]]], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
