@@ -307,12 +307,12 @@ def test_a_dry_run_says_how_many_have_a_verdict_that_stands(home: Path, capsys: 
     store = Store(settings.db, locks=settings.locks)
     small = [replace(PROBLEM, m=m, n=96) for m in (1, 2, 3, 4)]
     covered, other = small[2], replace(PROBLEM, k=32)
-    store.add_sightings("r", here, [saw(p) for p in (PROBLEM, other, *small)], now_s=time.time())
+    store.sightings.add("r", here, [saw(p) for p in (PROBLEM, other, *small)], now_s=time.time())
     for p, covers in ((PROBLEM, "exact"), (covered, "fine")):
-        work = store.lease_next("a:1", here, now_s=time.time(), hold_s=60, problems=[p])
+        work = store.leases.lease_next("a:1", here, now_s=time.time(), hold_s=60, problems=[p])
         assert work is not None and work.covers == covers
         verdict = found(work.problem, here, backend="torch", covers=covers)
-        store.install(work, [verdict], environment=here, now_s=time.time())
+        store.solutions.install(work, [verdict], environment=here, now_s=time.time())
     store.close()
 
     def planned(*more: str) -> str:
