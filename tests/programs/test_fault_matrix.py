@@ -231,6 +231,49 @@ def test_a_minute_of_publishes_under_eight_threads(home: Home) -> None:
     assert count > 5 * float(os.environ.get("MINUTE_S", "60")) and failures == errors == 0
 
 
+# ---- 10: the database locked by another process for a minute
+
+LOCKED = """
+    import json, os, sqlite3, sys, threading, time, torch
+    from gemmtuned.hooks import activate
+
+    locked_s, x, w = float(sys.argv[1]), torch.ones(4, 16), torch.ones(8, 16)
+    flusher = activate.current().flusher
+
+    def called_for(seconds):
+        took, until = [], time.monotonic() + seconds
+        while time.monotonic() < until:
+            began = time.perf_counter()
+            torch.nn.functional.linear(x, w)
+            took.append(time.perf_counter() - began)
+            time.sleep(0.0005)
+        return took
+
+    free = called_for(3)  # the database is there by now
+    other = sqlite3.connect(os.path.join(os.environ["GEMMTUNED_HOME"], "tune.db"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    threads = threading.active_count(), len(os.listdir("/proc/self/task"))
+    held = called_for(locked_s)
+    more = threading.active_count() - threads[0], len(os.listdir("/proc/self/task")) - threads[1]
+    complaint = flusher.complaint
+    other.execute("ROLLBACK")
+    other.close()
+    after = called_for(3)
+    median = lambda of: sorted(of)[len(of) // 2]
+    print(json.dumps([len(free) + len(held) + len(after), median(free), median(held), more, complaint]))
+    """
+
+
+def test_a_database_that_is_locked_for_a_minute_holds_no_call_up(home: Home) -> None:
+    done = home.run(LOCKED, os.environ.get("LOCKED_S", "60"), timeout_s=200, fresh=True, GEMMTUNED_FLUSH_S="1")
+    calls, free_s, held_s, more, complaint = done.said
+    print(f"a call took {free_s * 1e6:.1f} us before and {held_s * 1e6:.1f} us meanwhile", file=sys.stderr)
+    assert more == [0, 0] and "locked" in complaint
+    assert held_s < 1.5 * free_s + 2e-6
+    with closing(sqlite3.connect(home.path / "tune.db")) as conn:
+        assert conn.execute("SELECT sum(calls) FROM sighting").fetchone() == (calls,)
+
+
 # ---- 16: the folder of the tables swapped a hundred times, as a ConfigMap is, removed, renamed
 
 SWAPS = """
