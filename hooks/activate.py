@@ -18,10 +18,12 @@ from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, w
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.turns import Turns
 from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
+from gemmtuned.hooks.background import when_untold
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
@@ -37,6 +39,7 @@ _halves: list[Hook] = []  # half switched on or off; an exception from a signal'
 _forking = threading.local()  # .paused: what this thread has paused for its fork, a _Paused or None
 _at_exit_known = False
 _trouble = ""  # why the last activation failed
+_pid = 0  # the process that _hook is of
 
 
 def activate(
@@ -73,7 +76,9 @@ def _note_trouble(err: Exception) -> None:
 
 def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
     """A new hook in the place of the one before."""
-    global _hook, _at_exit_known
+    global _hook, _at_exit_known, _pid
+    _notice_fork()
+    _pid = os.getpid()
     begin()
     speak_up()
     settings = settings or Settings.from_env()
@@ -95,6 +100,7 @@ def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | N
     if not _at_exit_known:
         _at_exit_known = True
         atexit.register(_last_flush)
+        when_untold(_begin_untold)
         os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
         _finish_in_multiprocessing_children()
     return hook
@@ -115,6 +121,7 @@ def deactivate() -> None:
 
 def _switch_off() -> None:
     global _hook, _trouble
+    _notice_fork()
     _trouble = ""
     if _hook is not None:
         _halves.append(_hook)
@@ -230,7 +237,22 @@ def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:
         graphs.replayed(graph, times)
 
 
+def _notice_fork() -> bool:
+    """Do in a child of a fork by C code what Python does in others, unless it has been done. True: it is done now."""
+    if _hook is None or _pid == os.getpid():
+        return False
+    _after_fork()
+    return True
+
+
+def _begin_untold() -> Callable[[], None] | None:
+    noticed, hook = _notice_fork(), _hook
+    return hook.begin if noticed and hook is not None else None
+
+
 def _last_flush() -> None:
+    if _notice_fork() and _hook is not None:
+        _ = _hook.parts  # it may have counted without a thread
     for hook in (*_halves, _hook):
         if hook is not None:
             try:
@@ -253,6 +275,7 @@ def _before_fork() -> None:
     """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step."""
     paused = _forking.paused = _Paused(_hook)
     if paused.hook is not None:
+        paused.hook.python_forks(True)
         paused.how = paused.hook.before_fork()
     paused.imports = imports.pause()  # before flushes: one may be importing, which can take longer than we wait for it
     if paused.hook is not None and paused.hook.pause_flushes():
@@ -273,6 +296,8 @@ def _after_fork_in_parent() -> None:
     paused = _was_paused()
     if paused is None:
         return
+    if paused.hook is not None:
+        paused.hook.python_forks(False)
     if paused.flusher is not None:
         paused.flusher.resume()
     if paused.imports:
@@ -282,8 +307,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork() -> None:
-    global _turns
-    paused = _was_paused()
+    global _turns, _pid
+    paused, _pid = _was_paused(), os.getpid()
     _turns = Turns()
     _halves.clear()  # their threads and counts are the parent's
     imports.after_fork()
@@ -295,6 +320,7 @@ def _after_fork() -> None:
     hook = _hook
     if hook is not None:
         try:
+            hook.python_forks(False)
             hook.after_fork(paused=paused is not None and paused.flusher is not None)
         except Exception as err:
             say(f"not active in this forked process: {err}")

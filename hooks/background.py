@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ctypes import byref, c_int, c_long, c_ulong, c_void_p
+from ctypes import byref, c_int, c_long, c_short, c_uint64, c_ulong, c_void_p
 from enum import Enum
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
@@ -35,6 +35,7 @@ FAULTS: Final = tuple(
 _LONGEST_S: Final = 3600.0
 AFTER_ERROR_S: Final = 1.0  # the least time between a part's failed turn and its next one
 _WARNS_OF_THREADS: Final = sys.version_info >= (3, 12)  # at a fork
+_POLLIN: Final = 1
 _SIGSET_BYTES: Final = 128  # of glibc and musl
 _libc = ctypes.CDLL(None, use_errno=True)
 _Body = ctypes.CFUNCTYPE(c_void_p, c_void_p)
@@ -45,6 +46,10 @@ clock.take_from(_libc)
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", c_long), ("nanoseconds", c_long))
+
+
+class _PollFd(ctypes.Structure):
+    _fields_ = (("fd", c_int), ("events", c_short), ("revents", c_short))
 
 
 class Part(Protocol):
@@ -58,20 +63,39 @@ class Part(Protocol):
 
 
 class Sleeper:
-    """Waits until it is woken or the time is over; the watcher has one that sees file events as well."""
+    """Waits until it is woken or the time is over; the watcher has one that sees file events as well.
 
-    def __init__(self) -> None:
+    native: the library, once it is there.  Forks by C code know whether we sleep if it is the library that we sleep in.
+    """
+
+    def __init__(self, native: Callable[[], Native | None] = lambda: None) -> None:
+        self.native = native
+        self._seen = c_uint64()
         self._lock = allocate_lock()
         self._lock.acquire()
 
     def wait(self, timeout_s: float) -> None:
         """Return after timeout_s, or after `wake`."""
+        self._sleep(-1, timeout_s)
+
+    def _sleep(self, descriptor: int, timeout_s: float) -> bool:
+        """As `wait`; True at once when there is something to read from the descriptor, -1 for none."""
+        native = self.native()
+        if native is not None:
+            return native.sleep(descriptor, timeout_s, self._seen)
+        if descriptor >= 0:
+            entry = _PollFd(descriptor, _POLLIN, 0)
+            return bool(_libc.poll(byref(entry), 1, int(max(timeout_s, 0.0) * 1000) + 1) > 0)
         self._lock.acquire(True, max(timeout_s, 0.0))
+        return False
 
     def wake(self) -> None:
         """End the current wait, or the next one if nobody waits now."""
         with suppress(RuntimeError):  # it was woken already
             self._lock.release()
+        native = self.native()
+        if native is not None:
+            native.wake()
 
     def close(self) -> None:
         """Close descriptors, if the sleeper has any."""
@@ -108,7 +132,7 @@ class Background:
             self._running = self._beginning = True
         self._join(1.0)  # the previous thread is about to end
         try:
-            thread = _start(self.run)
+            thread = _start(self.run, self._sleeper.native())
         except OSError:
             self._running = self._beginning = False
             raise
@@ -213,6 +237,15 @@ class Background:
 _FIRST: Final = 0
 _tickets = count(_FIRST + 1)
 _to_run: dict[int, Callable[[], None]] = {}  # by ticket, in threads that have not begun yet
+_untold: list[Callable[[], Callable[[], None] | None]] = []  # see `when_untold`
+
+
+def when_untold(find: Callable[[], Callable[[], None] | None]) -> None:
+    """Have `find` say what to run in the thread that C begins with the first count of a child that C code has forked.
+
+    Nobody may have told Python of that fork.  None: nothing, it is no such child.
+    """
+    _untold[:] = [find]
 
 
 def at_first_count(native: Native, run: Callable[[], None] | None) -> bool:
@@ -230,6 +263,8 @@ def at_first_count(native: Native, run: Callable[[], None] | None) -> bool:
 
 def _begin(ticket: int | None) -> int:
     run = _to_run.pop(ticket or _FIRST, None)
+    for find in _untold if run is None and not ticket else ():
+        run = find()
     if run is None:  # its hook was switched off before it came to run
         _libc.pthread_detach(c_ulong(_libc.pthread_self()))
     else:
@@ -248,10 +283,11 @@ def _is_the_only_other() -> bool:
         return True
 
 
-def _start(run: Callable[[], None]) -> int:
+def _start(run: Callable[[], None], native: Native | None) -> int:
     """A thread that calls `run`, with the host's signals blocked from its first moment."""
     ticket = next(_tickets)
     _to_run[ticket] = run
+    body = _BODY if native is None else c_void_p(native.thread(_BODY))
     blocked, before = (ctypes.create_string_buffer(_SIGSET_BYTES) for _ in range(2))
     _libc.sigfillset(blocked)
     for number in FAULTS:
@@ -259,7 +295,7 @@ def _start(run: Callable[[], None]) -> int:
     thread = c_ulong()
     _libc.pthread_sigmask(signal.SIG_SETMASK, blocked, before)
     try:
-        code = _libc.pthread_create(byref(thread), None, _BODY, c_void_p(ticket))
+        code = _libc.pthread_create(byref(thread), None, body, c_void_p(ticket))
     finally:
         _libc.pthread_sigmask(signal.SIG_SETMASK, before, None)
     if code:

@@ -143,6 +143,7 @@ class Hook:
             automatic=self.settings.reload == "auto" and self.settings.dispatch,
             held=ranks.several if self.settings.reload_by_ranks else None,
             files=self.tables.user_tables.files,
+            native=lambda: self.native,
         )
         ready = Ready(
             is_current=self._is_current,
@@ -215,6 +216,11 @@ class Hook:
             return Fork.BESIDE
         return self.background.before_fork(FORK_S)
 
+    def python_forks(self, is_so: bool) -> None:
+        """Whether this thread forks by Python: `before_fork` waits for ours then, and the library need not."""
+        if self.native is not None:
+            self.native.python_forks(is_so)
+
     def pause_flushes(self) -> bool:
         """Keep flushes from running during a fork; False when one could not be waited for."""
         return self._parts is not None and self.flusher.pause(for_fork=True)
@@ -237,7 +243,7 @@ class Hook:
         self.patches.after_fork()
         if parents is None:  # the parent's thread may have been about to begin, but threads are not inherited
             if self.native is not None:
-                at_first_count(self.native, self._begin)
+                at_first_count(self.native, self.begin)
             return
         _parents.append(parents)
         with suppress(OSError):
@@ -247,7 +253,7 @@ class Hook:
         if not paused and parents.flusher.in_store:
             never_again("it was forked in the middle of a flush")
         if self.native is not None:
-            at_first_count(self.native, self._begin)
+            at_first_count(self.native, self.begin)
         elif self.patches.look_at_s is not None:  # without the library no call can start the thread that looks for it
             with suppress(OSError):
                 self.background.start()
@@ -274,7 +280,7 @@ class Hook:
         self.account.announce()
         return generation
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """The life of a thread that C has started."""
         self.background.run()
 

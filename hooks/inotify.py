@@ -9,14 +9,17 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks.background import Sleeper
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.native import Native
 
 MODIFY, MOVED_FROM, MOVED_TO, CREATE, DELETE, CLOSE_WRITE = 0x2, 0x40, 0x80, 0x100, 0x200, 0x8
 DELETE_SELF, MOVE_SELF, OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
@@ -24,19 +27,14 @@ WATCHED: Final = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | CLOSE_WRITE 
 _EVENT: Final = struct.Struct("iIII")
 _ROOM: Final = 1 << 16
 GAP_S: Final = 0.05  # between two looks at events: a program may write a log beside its table, line by line
-_POLLIN: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _PollFd(ctypes.Structure):
-    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
 
 
 class Events(Sleeper):
     """A sleeper that file events wake: `watch` opens it, without it it only sleeps."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, native: Callable[[], Native | None] = lambda: None) -> None:
+        super().__init__(native)
         self._fd: int | None = None
         self._names: dict[int, Collection[str]] = {}  # by watch: the file names that matter there
         self._inodes: dict[int, int] = {}  # by watch: what the kernel says of it as long as it is ours
@@ -76,10 +74,7 @@ class Events(Sleeper):
         fd = self._fd
         if fd is None:
             return
-        entry = _PollFd(fd, _POLLIN, 0)
-        left_s = max(until_s - clock.monotonic(), 0.0)
-        ready = _libc.poll(ctypes.byref(entry), 1, int(left_s * 1000) + 1)
-        if ready > 0:
+        if self._sleep(fd, until_s - clock.monotonic()):
             self._read_s = clock.monotonic()
             self._read()
 

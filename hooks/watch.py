@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import TableError
@@ -25,6 +25,9 @@ from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import about, in_slices
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.native import Native
 
 SETTLE_S: Final = 0.05  # a publish is several renames: we wait until no event has come for so long
 SETTLED_S: Final = 0.5  # the longest such wait
@@ -185,10 +188,11 @@ class Watcher:
         automatic: bool,
         held: Callable[[], bool] | None = None,
         files: Sequence[Path] = (),
+        native: Callable[[], Native | None] = lambda: None,
     ) -> None:
         self._folder, self._reload, self._automatic, self._held = folder, reload, automatic, held
         self._files = tuple(files)
-        self.events = Events()  # where the thread sleeps
+        self.events = Events(native)  # where the thread sleeps
         self._begun = False
         self._watched: tuple[int, int] | None = None
         self._due_s = clock.monotonic()

@@ -17,6 +17,7 @@
 #include "own_operators.h"
 #include "shims.h"
 #include "tables.h"
+#include "thread_api.h"
 
 namespace gemmtuned {
 namespace {
@@ -177,10 +178,6 @@ void* gt_load_kernel(int device, const void* image, const char* name, int shared
   return guarded(error, room, static_cast<void*>(nullptr),
                  [&]() -> void* { return cuda::load_kernel(device, image, name, shared, cluster); });
 }
-
-// Has `body` run in a thread of its own with the next problem that any thread meets for the first time; null: not.
-// Whether there was one before, and no problem has come yet.
-int gt_at_first_count(ThreadBody body) noexcept { return g_at_first_count.exchange(body) != nullptr; }
 
 // The table that is about to be used is on probation: see Trial::begin.
 void gt_trial_begin(const char* base, const char* folder, uint64_t generation, const char* facts,

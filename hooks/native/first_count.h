@@ -5,9 +5,10 @@
 
 #include <atomic>
 
+#include "asleep.h"
+
 namespace gemmtuned {
 
-using ThreadBody = void* (*)(void*);
 inline std::atomic<ThreadBody> g_at_first_count{nullptr};
 
 // Called where a thread meets a problem for the first time; holds no lock of ours.
@@ -21,7 +22,7 @@ inline void first_count() {
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT}) sigdelset(&blocked, fault);
   pthread_sigmask(SIG_SETMASK, &blocked, &before);
   pthread_t thread;
-  pthread_create(&thread, nullptr, body, nullptr);  // without a thread the counts are written at the end
+  pthread_create(&thread, nullptr, Asleep::run, nullptr);  // without a thread the counts are written at the end
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

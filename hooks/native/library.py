@@ -1,4 +1,4 @@
-"""The native hook, loaded with ctypes: the only file that calls into c_api.cpp.
+"""The native hook, loaded with ctypes: with our_thread.py the only file that calls into c_api.cpp.
 
 Loading needs torch imported first (it links against torch's libraries) and takes a millisecond.
 """
@@ -17,6 +17,7 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.hooks.native.our_thread import OurThread
 from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
@@ -63,6 +64,10 @@ SIGNATURES: Final = (
     ),
     ("gt_set_mode", None, ctypes.c_int),
     ("gt_at_first_count", ctypes.c_int, ctypes.c_void_p),
+    ("gt_thread", ctypes.c_void_p, ctypes.c_void_p),
+    ("gt_sleep", ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)),
+    ("gt_wake", None),
+    ("gt_python_forks", None, ctypes.c_int),
     (
         "gt_trial_begin",
         None,
@@ -117,7 +122,7 @@ class NativeError(GemmtunedError):
     """The native hook cannot be loaded or installed."""
 
 
-class Native:
+class Native(OurThread):
     """The loaded library. One per process; every method may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
@@ -245,13 +250,6 @@ class Native:
         ids, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
         fault = int(self._lib.gt_fault(ids, len(ids), ctypes.byref(count)))
         return fault, ids[: count.value]
-
-    def at_first_count(self, body: Any) -> bool:
-        """Run `body`, a ctypes callback, in a thread of its own when the next new problem is counted; None: do not.
-
-        True when the body given before has not run yet, because no problem was new since.
-        """
-        return bool(self._lib.gt_at_first_count(body))
 
     def set_mode(self, mode: int) -> None:
         """OFF, or CAPTURE, DISPATCH and INVARIANT or-ed together."""

@@ -86,6 +86,7 @@ inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
 // A fork waits until nobody holds one of our locks, so that the child has consistent data and free locks. Nothing here
 // allocates, because an exception here would end the program.
 inline void before_fork() noexcept {
+  g_asleep.before_fork();  // first: our thread may need any of the others to come to its rest
   g_load_mutex.lock();
   g_drained.before_fork();
   g_counters.before_fork();
@@ -99,10 +100,13 @@ inline void after_fork_in_parent() noexcept {
   g_counters.after_fork_in_parent();
   g_drained.after_fork_in_parent();
   g_load_mutex.unlock();
+  g_asleep.after_fork_in_parent();
 }
 
 inline void after_fork_in_child() noexcept {
-  g_beats.store(&g_unseen);  // the page is the parent's
+  g_asleep.after_fork_in_child();
+  if (!t_python_forks) g_at_first_count.store(Asleep::body.load());  // nobody may tell Python, which would do it
+  g_beats.store(&g_unseen);                                          // the page is the parent's
   Trial::get().after_fork_in_child();
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();

@@ -342,7 +342,6 @@ def test_a_child_of_a_fork_by_c_is_told_by_its_server_alone_and_counts(home: Hom
         import ctypes, json, os, sys, time, torch, gemmtuned
         from hooked import opened, wait_for
         from gemmtuned.hooks.activate import current
-        sys.setswitchinterval(3600)  # or the child may wait for a thread that asked for the GIL before the fork
         x, w = torch.ones(4, 16), torch.ones(16, 8)
         torch.mm(x, w)
         flusher = current().flusher
@@ -363,6 +362,70 @@ def test_a_child_of_a_fork_by_c_is_told_by_its_server_alone_and_counts(home: Hom
     assert done.said == 0
     assert done.ours == []
     assert home.calls() == 8
+
+
+def test_a_child_of_a_fork_by_c_of_which_nobody_tells_python_counts_as_it_goes_and_nothing_twice(home: Home) -> None:
+    """As workers of uWSGI are, unless it is asked to tell."""
+    done = home.run(
+        """
+        import ctypes, json, os, sys, time, torch, gemmtuned
+        from hooked import wait_for
+        from gemmtuned.hooks.activate import current
+        x, w = torch.ones(4, 16), torch.ones(16, 8)
+        torch.mm(x, w)
+        flusher = current().flusher
+        wait_for(lambda: flusher.calls == 1 and not flusher._pending and not flusher.in_store)
+        torch.mm(x, w)
+        wait_for(lambda: flusher.calls == 2)
+        assert len(flusher._pending)  # until the fifth flush
+        fork, codes = ctypes.CDLL(None).fork, []
+        if fork() == 0:  # one that counts nothing, and ends as programs do
+            sys.exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+        if fork() == 0:  # one that runs on
+            for _ in range(7):
+                torch.mm(x, w)
+            wait_for(lambda: current().flusher is not flusher and gemmtuned.status()["calls"] == 7)
+            wait_for(lambda: not current().flusher._pending)
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+        print(json.dumps(codes))
+        """,
+        GEMMTUNED_FLUSH_S="0.3",
+    )
+    assert done.said == [0, 0]
+    assert home.calls() == 9
+
+
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL"])  # without Python's lock, as uWSGI, or with it
+def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_lock(home: Home, library: str) -> None:
+    done = home.run(
+        """
+        import ctypes, json, os, select, sys, time, torch
+        from gemmtuned.hooks.activate import current
+
+        def busy():
+            until_s = time.monotonic() + 0.02
+            while time.monotonic() < until_s: pass
+
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        current().flusher._tick = busy
+        fork, hung = getattr(ctypes, sys.argv[1])(None).fork, 0
+        for _ in range(12):
+            busy()
+            child = fork()
+            if child == 0:
+                busy()
+                os._exit(0)
+            ended = os.pidfd_open(child)
+            hung += not select.select([ended], [], [], 10 if not hung else 0.5)[0]
+            os.close(ended), os.kill(child, 9), os.waitpid(child, 0)
+        print(json.dumps(hung))
+        """,
+        library,
+        GEMMTUNED_FLUSH_S="0.02",
+    )
+    assert done.said == 0
 
 
 def test_an_interrupt_while_a_fork_is_prepared_leaves_the_thread_and_the_locks_as_they_were(home: Home) -> None:
