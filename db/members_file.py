@@ -237,8 +237,9 @@ class MembersFile:
                 raise self._strange("a text that is too long") from err
             if isinstance(err, OverflowError):
                 raise self._strange(str(err)) from err
-            said = faults.store_error(err, self.path, waited_s=ANSWER_S / 4)
-            raise (StrangeFile(str(said)) if faults.kind(err) == "corrupt" else said) from err
+            if faults.kind(err) == "corrupt":
+                raise StrangeFile(f"{self.path}: damaged ({err}). Remove it: it is made anew") from err
+            raise faults.store_error(err, self.path, waited_s=ANSWER_S / 4) from err
 
 
 def set_aside(path: Path, aside: Path) -> bool:

@@ -105,7 +105,7 @@ def test_programs_and_failed_routes_of_others_are_known(two: Two) -> None:
 def test_a_file_that_is_none_is_said_and_one_that_is_not_there_is_not(two: Two, tmp_path: Path) -> None:
     assert two.ours.ingest.take_from(tmp_path / "none.db", now_s=T) == 0
     (tmp_path / "bad.db").write_bytes(b"not a database" * 1000)
-    with pytest.raises(StoreError, match=r"bad\.db"):
+    with pytest.raises(StoreError, match=r"bad\.db: damaged \(file is not a database\)\. Remove it: it is made anew"):
         two.ours.ingest.take_from(tmp_path / "bad.db", now_s=T)
 
 
