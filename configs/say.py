@@ -17,6 +17,8 @@ import select
 import sys
 from typing import Any, Final
 
+from gemmtuned.configs.file_size import no_signal_at_a_limit
+
 _STDERR: Final = 2
 _STDOUT: Final = 1
 _ours: set[int] = set()  # idents of our threads
@@ -75,7 +77,8 @@ def say_line(line: str) -> None:
                 return
             if ours or stream is sys.__stderr__:  # a line left in a buffer would change the program's exit code
                 text = f"{line}\n".encode(errors="backslashreplace")
-                os.write(_STDERR, text if len(text) <= select.PIPE_BUF else text[: select.PIPE_BUF - 1] + b"\n")
+                with no_signal_at_a_limit():
+                    os.write(_STDERR, text if len(text) <= select.PIPE_BUF else text[: select.PIPE_BUF - 1] + b"\n")
                 return
         stream.write(f"{line}\n")
         stream.flush()

@@ -148,7 +148,7 @@ def is_network(kind: str) -> bool:
 
 def refuse_network(path: Path) -> None:
     """WAL needs memory shared by all who open the file, which no network file system has."""
-    mounts = Path("/proc/self/mountinfo")
+    mounts = Path("/proc/thread-self/mountinfo")  # of a program whose first thread has ended, too
     if not mounts.exists():
         return
     real = str(path.parent.resolve())

@@ -149,6 +149,8 @@ class Account:
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             return
+        if "--multiprocessing-fork" in sys.orig_argv:  # such a child imports the program before it knows its parent
+            return
         version = sys.modules["gemmtuned"].__version__
         quiet = f"{_misspelt()}(GEMMTUNED_QUIET=1 silences this)"
         if off:

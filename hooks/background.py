@@ -266,7 +266,8 @@ def _begin(ticket: int | None) -> int:
     for find in _untold if run is None and not ticket else ():
         run = find()
     if run is None:  # its hook was switched off before it came to run
-        _libc.pthread_detach(c_ulong(_libc.pthread_self()))
+        with suppress(Exception):  # an audit hook of the program's may forbid it; Python would print a traceback
+            _libc.pthread_detach(c_ulong(_libc.pthread_self()))
     else:
         run()
     return 0

@@ -29,6 +29,7 @@ from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.configs.unpatched import allocate_lock, allocate_rlock, sleep
 from gemmtuned.hooks import phase
+from gemmtuned.hooks.as_guest import root, stay_out, streams_kept
 from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
@@ -51,6 +52,7 @@ FORK_S: Final = 2.0  # how long a fork waits for a flush: the first one of a pro
 STUCK_S: Final = 0.05  # how long later forks wait for the same flush: its disk, or file server, does not answer
 
 T = TypeVar("T")
+_root = root()  # as the hook began
 _no_store = ""  # why this process, and all that it forks, must never touch SQLite
 
 
@@ -90,8 +92,7 @@ class Flusher:
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = self.dropped = 0
         self._write_until_s = math.inf  # when the last flush must stop writing, of clock.monotonic()
-        self._pausing = False  # somebody waits in `pause`
-        self._is_stuck = False  # a `pause` gave up on the flush that still runs
+        self._pausing = self._is_stuck = False  # somebody waits in `pause`; one gave up on the flush that still runs
         self._is_unread = False  # the last flush had no time to read all counters
         self._crowd, self._told = Crowd(), Once()
         self.complaint = _no_store  # why the store does not take our counts; "" when it does
@@ -217,12 +218,20 @@ class Flusher:
             self._compiled.clear()
             if not self._quarantine:
                 return True
-        now_s = clock.now_s()
         beat = self._has_session if last else clock.monotonic() >= self._next_beat_s
         counts = len(self._pending) and (whole or beat or self._pending.is_due)
         if not counts and not self._quarantine and not self._compiled and not beat:
             return True
-        busy = False
+        try:
+            self._write(beat=beat, last=last)
+        except (GemmtunedError, OSError) as err:
+            self._complain(err, aloud=not last)
+            return not isinstance(err, StoreBusy)
+        return True
+
+    @streams_kept()
+    def _write(self, *, beat: bool, last: bool) -> None:
+        now_s = clock.now_s()
         try:
             store = self._open()
             if last:
@@ -237,12 +246,9 @@ class Flusher:
                 self._at(store.sightings.end_session if last else store.sightings.beat, self._session(), now_s=now_s)
                 self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
             self.complaint, self._busy_since_s = "" if is_given else _LATE, 0.0
-        except (GemmtunedError, OSError) as err:
-            busy = isinstance(err, StoreBusy)
-            self._complain(err, aloud=not last)
-        if self._store is not None:
-            self._at(self._store.let_lie)
-        return not busy
+        finally:
+            if self._store is not None:
+                self._at(self._store.let_lie)
 
     def _give(self, store: GuestStore, now_s: float) -> bool:
         """Write all counts and notes, and forget each batch once the store has it. False: time ran out."""
@@ -273,13 +279,10 @@ class Flusher:
             return None
 
     def _open(self) -> GuestStore:
+        path, locks = self._settings.counts
+        stay_out(path, _root)
         if self._store is None:
-            with importing():
-                require_standard("sqlite3")  # the only module we need that torch has not imported already
-                from gemmtuned.db.guest import GuestStore
-
-            path, locks = self._settings.counts
-            self._store = self._at(GuestStore, path, locks=locks, timeout_s=BUSY_S)
+            self._store = self._at(_guest_store(), path, locks=locks, timeout_s=BUSY_S)
         return self._store
 
     def _at(self, method: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -303,6 +306,14 @@ class Flusher:
         if aloud and self._told.is_new(text):
             tell(log, WARNING, "counts stay in memory reason=%s", text)
         self.complaint = text
+
+
+def _guest_store() -> type[GuestStore]:
+    with importing():
+        require_standard("sqlite3")  # the only module we need that torch has not imported already
+        from gemmtuned.db.guest import GuestStore
+
+        return GuestStore
 
 
 def _pause_s(settings: Settings) -> float:

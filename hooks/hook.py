@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gemmtuned.configs.file_size import no_signal_at_a_limit
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import OUTCOMES
 from gemmtuned.configs.unpatched import allocate_rlock
@@ -194,6 +195,7 @@ class Hook:
         if not self._watches:
             self.account.announce()
 
+    @no_signal_at_a_limit()
     def stop(self) -> None:
         """Last flush; the thread ends."""
         nothing_counted = self.native is None or at_first_count(self.native, None)

@@ -7,6 +7,7 @@ its own under our number, so before each use /proc says whether what is there is
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import struct
 from collections.abc import Callable, Collection, Mapping
@@ -26,6 +27,7 @@ DELETE_SELF, MOVE_SELF, OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
 WATCHED: Final = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | CLOSE_WRITE | DELETE_SELF | MOVE_SELF
 _EVENT: Final = struct.Struct("iIII")
 _ROOM: Final = 1 << 16
+_STDERR: Final = 2
 GAP_S: Final = 0.05  # between two looks at events: a program may write a log beside its table, line by line
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +52,9 @@ class Events(Sleeper):
             fd = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
             if fd < 0:
                 raise _error("inotify_init1")
+            if fd <= _STDERR:  # a standard stream of the program's is closed: its number is the program's
+                low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+                os.close(low)
             try:
                 for folder, names in folders.items():
                     number = _libc.inotify_add_watch(fd, os.fsencode(folder), ctypes.c_uint32(WATCHED))
@@ -121,10 +126,10 @@ class Events(Sleeper):
     def _is_ours(self, fd: int) -> bool:
         """Whether /proc says that this descriptor has our watches and no other."""
         try:
-            lines = Path(f"/proc/self/fdinfo/{fd}").read_text("utf-8").splitlines()
+            lines = Path(f"/proc/thread-self/fdinfo/{fd}").read_text("utf-8").splitlines()
         except OSError:
             return False
-        if "inotify" not in os.readlink(f"/proc/self/fd/{fd}"):  # noqa: PTH115
+        if "inotify" not in os.readlink(f"/proc/thread-self/fd/{fd}"):  # noqa: PTH115
             return False
         found = {}
         for line in lines:

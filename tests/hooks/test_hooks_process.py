@@ -245,6 +245,66 @@ def test_who_closes_all_descriptors_in_the_middle_of_a_flush_finds_nothing_in_it
     assert all("the program closed its descriptors" in line for line in done.ours), done.err
 
 
+def test_a_write_of_ours_beyond_a_limit_on_files_ends_no_program_whose_signals_are_as_the_system_has_them(
+    home: Home,
+) -> None:
+    done = home.run(
+        """
+        import resource, signal, time, torch
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # as in a program that embeds Python without its handlers
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        print(1)
+        """
+    )
+    assert (done.code, done.said) == (0, 1)
+    assert any(line.startswith("gemmtuned: counts were lost calls=1 ") for line in done.ours)
+
+
+def test_a_closed_standard_stream_stays_closed(home: Home) -> None:
+    publish(home.path / "configs", [published(LINEAR, "onednn")], 1)
+    done = home.run(
+        """
+        import json, os, torch, gemmtuned
+        from hooked import wait_for
+        from gemmtuned.hooks.activate import current
+        gemmtuned.disable()
+        os.close(0)
+        gemmtuned.enable()
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        flusher = current().flusher
+        wait_for(lambda: current().watcher.events.alive and flusher.calls == 1 and not flusher._pending)
+        with flusher._lock:
+            print(json.dumps(os.open("/", os.O_RDONLY)))
+        """
+    )
+    assert done.said == 0
+    assert home.calls() == 1
+
+
+def test_a_program_in_another_root_folder_finds_nothing_of_ours_there(home: Home) -> None:
+    """A folder of its own that has no home of ours; who has one there, has its calls counted."""
+    done = home.run(
+        """
+        import json, os, pathlib, shutil, torch, gemmtuned
+        from hooked import wait_for
+        from gemmtuned.hooks import as_guest
+        from gemmtuned.hooks.activate import current
+        home = pathlib.Path(os.environ["GEMMTUNED_HOME"])
+        as_guest.root = lambda: (0, 0)
+        shutil.rmtree(home, ignore_errors=True)
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        wait_for(lambda: current().flusher.complaint)
+        found = [current().flusher.complaint, home.exists()]
+        home.mkdir()
+        wait_for(lambda: not current().flusher.complaint)
+        print(json.dumps(found))
+        """
+    )
+    assert done.said == [f"the program has changed its root folder, and there is no {home.path} in the new one", False]
+    assert home.calls() == 1
+
+
 def test_a_limit_on_threads_leaves_the_program_its_own(home: Home) -> None:
     """Ours takes one place; where there is none for it the program runs, and its own threads start."""
     done = home.run(
@@ -526,6 +586,21 @@ def test_finalizers_of_the_programs_that_run_in_our_thread_leave_it_unknown_to_t
     )
 
     assert done.said is True, done.err
+
+
+@pytest.mark.long
+def test_a_spawned_child_whose_program_imports_torch_first_says_nothing(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(
+        "import multiprocessing, time, torch\n\ndef work():\n    torch.mm(torch.ones(4, 16), torch.ones(16, 8))\n\n"
+        "if __name__ == '__main__':\n    child = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    child.start(), child.join()\n    print(child.exitcode)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py")],
+        env=home.environment(GEMMTUNED_QUIET="0"), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "0\n"
+    assert len(done.stderr.splitlines()) == 1 and home.calls() == 1
 
 
 @pytest.mark.parametrize("by", ["the file", "GEMMTUNED_NATIVE"])
