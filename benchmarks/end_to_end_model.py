@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import fp8_linear
 import record
 import torch
+from paused import Paused
 
 import gemmtuned
 from gemmtuned.configs.problem import Problem
@@ -65,7 +66,7 @@ class Switch:
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
-        self.held = False
+        self.held: Paused | None = None
 
     def to(self, arm: str) -> None:
         assert self.hook.native is not None
@@ -74,26 +75,25 @@ class Switch:
             self.hook.native.set_mode(native.OFF)  # its operators stay, and pass calls on
             if graphs is not None:
                 graphs.remove()
-            self.held = self.held or self.hook.flusher.pause(timeout_s=5)
+            self.held = self.held or Paused(self.hook)
             return
         self.hook.native.set_mode(native.CAPTURE | (native.DISPATCH if arm == "tuned" else 0))
         if graphs is not None:
             graphs.install()
-        if self.held:
-            self.hook.flusher.resume()
-            self.held = False
+        if self.held is not None:
+            self.held.resume()
+            self.held = None
 
     def count(self, step: Any) -> Counter[Problem]:
         """Problem -> calls of one step in the untuned arm; they do not reach the store."""
         self.to("untuned")
-        paused = self.hook.flusher.pause(timeout_s=5)
+        paused = Paused(self.hook)
         list(self.hook.drain())
         step()
         calls: Counter[Problem] = Counter()
         for sighting in self.hook.drain():
             calls[sighting.problem] += sighting.calls
-        if paused:
-            self.hook.flusher.resume()
+        paused.resume()
         return calls
 
 

@@ -28,6 +28,7 @@ os.environ |= {"GEMMTUNED_HOME": str(HOME), "GEMMTUNED_FLUSH_S": "0.5"}
 
 import record
 import torch
+from paused import Paused
 
 import gemmtuned
 from gemmtuned.configs.manifest import BINARIES, MANIFEST, make_folder, write_tables
@@ -339,7 +340,7 @@ def with_profiler(hook: Any) -> None:
     x = torch.randn(24, 512, device="cuda", dtype=torch.bfloat16)
     compiled = torch.compile(model, dynamic=True)
     compiled(x).sum().backward()
-    assert hook.flusher.pause(), "the flush thread drains the same counters"
+    paused = Paused(hook)
     list(hook.native.drain())
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(3):
@@ -348,7 +349,7 @@ def with_profiler(hook: Any) -> None:
         for m in (24, 7):
             compiled(x[:m]).sum().backward()
     ours = sum(s.calls for s in hook.native.drain())
-    hook.flusher.resume()
+    paused.resume()
     names = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
     theirs = sum(e.count for e in seen.key_averages() if e.key in names)
     say(ours == theirs and ours > 0, f"counted {ours}, torch's profiler {theirs}")
@@ -369,7 +370,7 @@ def example_counts(hook: Any) -> None:
     for decoder in (eager, graph, compiled):
         decoder.step()
     torch.cuda.synchronize()
-    assert hook.flusher.pause(), "the flush thread drains the same counters"
+    paused = Paused(hook)
     names = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
     gemm_kernel = re.compile("nvjet|gemm|gemv|warp_split_k")
     for name, decoder in (("eager", eager), ("compiled", compiled), ("graph", graph)):
@@ -384,7 +385,7 @@ def example_counts(hook: Any) -> None:
         theirs = calls if name == "eager" else kernels  # a compiler at work calls operators too, on nothing
         say(ours == theirs > 0, f"example, {name}: counted {ours}, the profiler {calls} calls and {kernels} kernels")
         RESULT.setdefault("example", {})[name] = {"ours": ours, "calls": calls, "kernels": kernels}
-    hook.flusher.resume()
+    paused.resume()
 
 
 if __name__ == "__main__":

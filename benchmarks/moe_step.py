@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import end_to_end_model as whole
 import record
 import torch
+from paused import Paused
 
 import gemmtuned
 from gemmtuned.configs.problem import Problem
@@ -145,14 +146,13 @@ class Case:
     def count(self) -> Counter[Problem]:
         """Problem -> calls of one step."""
         hook = self.arms.switch.hook
-        paused = hook.flusher.pause(timeout_s=5)
+        paused = Paused(hook)
         list(hook.drain())
         self.decoder.step()
         calls: Counter[Problem] = Counter()
         for sighting in hook.drain():
             calls[sighting.problem] += sighting.calls
-        if paused:
-            hook.flusher.resume()
+        paused.resume()
         return calls
 
     def wait(self) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import CHAIN_M, DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALE_LAYOUTS, SCALES, Problem
 from gemmtuned.configs.tunable import MOE_ACTS
-from gemmtuned.configs.unpatched import allocate_rlock
 
 MAX_BYTES: Final = 48
 PLACES: Final = ("cpu", "cuda")  # index = device type
@@ -25,7 +25,7 @@ ACTS: Final = (
 PACKINGS: Final = ("", "16x16", "marlin", "humming", "opaque")  # opaque: known to an engine's operator alone
 OTHERS_FROM: Final = 128  # codes of other packages' families, in the order in which a process meets them
 _others: Final[list[str]] = []
-_new_family = allocate_rlock()
+_new_family = FrameLock()
 _NAMES: Final = {number: name for name, number in DTYPES.items()}
 
 
@@ -81,7 +81,7 @@ def family_code(family: str) -> int:
 def after_fork() -> None:
     """In a forked child: whoever held the lock is not here."""
     global _new_family
-    _new_family = allocate_rlock()
+    _new_family = FrameLock()
 
 
 def _family_of(code: int) -> str:

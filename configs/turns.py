@@ -2,7 +2,8 @@
 
 A signal handler runs in the middle of whatever its thread is doing, and so does a finalizer that the garbage collector
 calls.  With a plain lock it would wait for itself; with a re-entrant lock the change that it interrupts would undo what
-it did.  So a change that is asked for during another one of the same thread is made right after that one.
+it did.  So a change that is asked for during another one of the same thread is made right after that one.  A change
+that an exception cuts off, wherever it is, keeps no later one from its turn.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.say import say
-from gemmtuned.configs.unpatched import allocate_rlock
 
 T = TypeVar("T")
 
@@ -20,8 +21,7 @@ class Turns:
     """Decides who may change a thing now. A forked child makes a new one."""
 
     def __init__(self) -> None:
-        self._lock = allocate_rlock()
-        self._under_way = False
+        self._lock = FrameLock()
         self._asked: list[Callable[[], object]] = []
 
     def make(self, change: Callable[[], T]) -> T | None:
@@ -30,20 +30,24 @@ class Turns:
         Return None at once if this thread is in the middle of a change: this one is made right after it, and an error
         in it is reported in one line.
         """
-        with self._lock:
-            if self._under_way:
-                self._asked.append(change)
-                return None
-            self._under_way = True
-            try:
-                return change()
-            finally:
-                self._under_way = False
-                while self._asked:
-                    self._make_later(self._asked.pop(0))
-
-    def _make_later(self, change: Callable[[], object]) -> None:
+        outermost = False
         try:
-            self.make(change)
-        except Exception as err:
-            say(f"a change that was asked for during another one failed: {type(err).__name__}: {err}")
+            with self._lock as outermost:
+                if not outermost:
+                    self._asked.append(change)
+                    return None
+                self._make_asked()  # what an exception kept from being made
+                try:
+                    return change()
+                finally:
+                    self._make_asked()
+        finally:
+            if outermost and self._asked:  # by a handler that came while the lock was given back
+                self.make(lambda: None)
+
+    def _make_asked(self) -> None:
+        while self._asked:
+            try:
+                self._asked.pop(0)()
+            except Exception as err:  # noqa: PERF203  each is another's
+                say(f"a change that was asked for during another one failed: {type(err).__name__}: {err}")

@@ -28,4 +28,3 @@ def as_built(module: ModuleType) -> ModuleType:
 _threads = as_built(_thread)
 sleep = as_built(time).sleep
 allocate_lock = _threads.allocate_lock
-allocate_rlock = _threads.RLock

@@ -20,8 +20,8 @@ from typing import Final, TypeVar
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.say import tell
-from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
 from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, under_lock
@@ -57,7 +57,7 @@ class Connection:
             path, self.lock, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat or _nothing
         )
         self._examined = 0
-        self._thread = allocate_rlock()
+        self._thread = FrameLock()
         _all.add(self)
         self._guarded(self._handle.ready)
 
@@ -181,7 +181,7 @@ class Connection:
         is not the last connection to close, and only the last one writes to the file.
         """
         _mind_forks()
-        if not self._thread.acquire(timeout=FORK_WAIT_S):
+        if not self._thread.enter(FORK_WAIT_S):
             return
         try:
             conn = self._handle.conn
@@ -198,7 +198,7 @@ class Connection:
         except (sqlite3.Error, OSError) as err:
             tell(log, logging.DEBUG, "close before a fork failed path=%s reason=%s", self.path, err)
         finally:
-            self._thread.release()
+            self._thread.leave()
 
     def after_fork(self) -> None:
         """In a forked child: leak the parent's handle, which must not even be closed here, and stay away from the file.
@@ -206,7 +206,7 @@ class Connection:
         SQLite in the child believes that it holds the parent's locks, and takes none of its own: the last other process
         to close would then delete the log while the child uses it.
         """
-        self._thread = allocate_rlock()
+        self._thread = FrameLock()
         self._handle.leak()
         self.lock.after_fork()
 
@@ -214,7 +214,9 @@ class Connection:
 
     def _guarded(self, once: Callable[[], T]) -> T:
         _mind_forks()
-        with self._thread:
+        with self._thread as outermost:
+            if outermost:
+                self.lock.free()
             for last in (False, True):
                 try:
                     return once()

@@ -91,6 +91,11 @@ class LockFile:
         finally:
             self._thread.release()
 
+    def free(self) -> None:
+        """Release what a call was kept from releasing; only who knows that nobody in this process holds it may call."""
+        if self._thread.locked():
+            self.release()
+
     def close(self) -> None:
         """Close the descriptor. The lock must not be held."""
         if self._fd is not None and self._is_open():

@@ -60,6 +60,8 @@ class Account:
     def after_fork(self) -> None:
         """In a forked child: it starts from nothing."""
         self.op_counts.reset()
+        if self._library.native is not None:
+            self._library.native.after_fork()
         self._op_failures = []
         self.started_us = clock.now_ns() // 1000
 
@@ -123,6 +125,15 @@ class Account:
             flusher.report_failure(solution, f"launched in a process whose GPU had a fault later (CUDA {fault})")
         what = "the GPU has a fault, and generation %d is new: the daemon runs its kernels again kernels=%d fault=%d"
         tell(log, logging.WARNING, what, self._tables.table.generation, len(idents), fault)
+
+    def finish(self, flusher: Flusher, began_s: float) -> None:
+        """Write what is left of a process whose end began then."""
+        self.report_failures(flusher)
+        self.report_fault(flusher)
+        flusher.stop(began_s)
+        if self._selections is not None:
+            self._selections.finish()
+        self._tables.leave()
 
     def look_at_layers(self) -> None:
         """Note frozen layers whose weights have changed."""

@@ -7,29 +7,29 @@ import os
 import platform
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs import key
 from gemmtuned.configs.errors import SettingError
+from gemmtuned.configs.frame_lock import Running
 from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.turns import Turns
 from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
-from gemmtuned.hooks.background import when_untold
+from gemmtuned.hooks.background import Fork, when_untold
 from gemmtuned.hooks.hook import Hook
 from gemmtuned.hooks.notice import speak_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from types import FrameType
 
     import torch
-
-    from gemmtuned.hooks.background import Fork
-    from gemmtuned.hooks.flush import Flusher
 
 
 _hook: Hook | None = None
@@ -37,7 +37,6 @@ _turns = Turns()  # for changes of _hook; torch is imported before one begins, s
 _tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
 _halves: list[Hook] = []  # half switched on or off; an exception from a signal's handler may end either at any point
 _forking = threading.local()  # .paused: what this thread has paused for its fork, a _Paused or None
-_at_exit_known = False
 _trouble = ""  # why the last activation failed
 _pid = 0  # the process that _hook is of
 
@@ -76,7 +75,7 @@ def _note_trouble(err: Exception) -> None:
 
 def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
     """A new hook in the place of the one before."""
-    global _hook, _at_exit_known, _pid
+    global _hook, _pid
     _notice_fork()
     _pid = os.getpid()
     begin()
@@ -88,6 +87,9 @@ def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | N
         settings = replace(settings, dispatch=dispatch)
     _switch_off()
     hook = Hook(settings, _tables)
+    while _to_register:
+        _to_register[0]()
+        del _to_register[0]
     _halves.append(hook)
     try:
         hook.install()
@@ -97,12 +99,6 @@ def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | N
         raise
     _hook = hook
     _halves.remove(hook)
-    if not _at_exit_known:
-        _at_exit_known = True
-        atexit.register(_last_flush)
-        when_untold(_begin_untold)
-        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
-        _finish_in_multiprocessing_children()
     return hook
 
 
@@ -261,25 +257,36 @@ def _last_flush() -> None:
                 say(f"the last counts were not written: {err}")
 
 
-class _Paused:
-    """What a thread has paused for its fork. Each pause is noted at once, since an interrupt may come at any point."""
+class _Paused(Running):
+    """What a thread has paused for its fork; all of it goes on with `done`.
 
-    def __init__(self, hook: Hook | None) -> None:
-        self.hook = hook
+    An exception from a signal's handler may keep any of our functions from running to its end, or from running at all.
+    So the fork is over, too, when the caller is at another instruction.
+    """
+
+    def __init__(self, hook: Hook | None, caller: FrameType | None) -> None:
+        here = caller or sys._getframe()
+        super().__init__(here, at=here.f_lasti)
+        self.hook, self._called_by_c = hook, caller is None
         self.how: Fork | None = None
-        self.imports = False
-        self.flusher: Flusher | None = None
+        self.flushes = False  # none goes on
+        self.done = False
+
+    def is_over(self) -> bool:
+        """Whether the fork is."""
+        return self.done or (not self._called_by_c and super().is_over())
 
 
 def _before_fork() -> None:
     """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step."""
-    paused = _forking.paused = _Paused(_hook)
+    _was_paused()
+    paused = _forking.paused = _Paused(_hook, sys._getframe().f_back)
     if paused.hook is not None:
         paused.hook.python_forks(True)
-        paused.how = paused.hook.before_fork()
-    paused.imports = imports.pause()  # before flushes: one may be importing, which can take longer than we wait for it
-    if paused.hook is not None and paused.hook.pause_flushes():
-        paused.flusher = paused.hook.flusher
+        paused.how = paused.hook.before_fork(paused)
+    imports.pause(paused)  # before flushes: one may be importing, which can take longer than we wait for it
+    if paused.hook is not None:
+        paused.flushes = paused.hook.pause_flushes(paused)
     connect = sys.modules.get("gemmtuned.db.connect")
     if connect is not None:  # its own hook may have run before the flush was over
         connect.let_go()
@@ -289,21 +296,19 @@ def _was_paused() -> _Paused | None:
     """What `_before_fork` has paused for this fork; None when C code forked, as servers that embed Python do."""
     paused: _Paused | None = getattr(_forking, "paused", None)
     _forking.paused = None
+    if paused is not None:
+        paused.done = True
     return paused
 
 
 def _after_fork_in_parent() -> None:
     paused = _was_paused()
-    if paused is None:
+    if paused is None or paused.hook is None:
         return
-    if paused.hook is not None:
-        paused.hook.python_forks(False)
-    if paused.flusher is not None:
-        paused.flusher.resume()
-    if paused.imports:
-        imports.resume()
-    if paused.hook is not None and paused.how is not None:
-        paused.hook.after_fork_in_parent(paused.how, goes_on=paused.hook is _hook)
+    paused.hook.python_forks(False)
+    if paused.how is Fork.ENDED and paused.hook is _hook:
+        with suppress(OSError):
+            paused.hook.background.start()
 
 
 def _after_fork() -> None:
@@ -321,7 +326,7 @@ def _after_fork() -> None:
     if hook is not None:
         try:
             hook.python_forks(False)
-            hook.after_fork(paused=paused is not None and paused.flusher is not None)
+            hook.after_fork(paused=paused is not None and paused.flushes)
         except Exception as err:
             say(f"not active in this forked process: {err}")
 
@@ -336,3 +341,11 @@ def _finish_in_multiprocessing_children() -> None:
     util.register_after_fork(sys.modules[__name__], register)
     if process.parent_process() is not None:
         register()
+
+
+_to_register: list[Callable[[], object]] = [  # once a process; what an exception keeps from that, the next change does
+    lambda: atexit.register(_last_flush),
+    lambda: when_untold(_begin_untold),
+    lambda: os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork),
+    _finish_in_multiprocessing_children,
+]

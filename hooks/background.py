@@ -5,6 +5,8 @@ except those that its own faults raise, so signals that the program waits for re
 the thread sleeps, and the thread sleeps until the fork is over; that costs the program no thread switch.  A forked
 child has no such thread until it counts something.
 
+The last flush is the thread's, too: signals' handlers run in the main thread, and what they raise would cut it off.
+
 Python 3.12 and later warn a program that forks while it has more than one thread.  If ours is the only other one, it
 ends before the fork and begins again after it.
 """
@@ -23,8 +25,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmtuned.configs import clock
+from gemmtuned.configs.frame_lock import FrameLock, Running
 from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
-from gemmtuned.configs.unpatched import allocate_lock, allocate_rlock, sleep
+from gemmtuned.configs.unpatched import allocate_lock, sleep
 
 if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native
@@ -33,6 +36,7 @@ FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
 )
 _LONGEST_S: Final = 3600.0
+_LOOK_S: Final = 0.0005  # between two looks whether it has ended
 AFTER_ERROR_S: Final = 1.0  # the least time between a part's failed turn and its next one
 _WARNS_OF_THREADS: Final = sys.version_info >= (3, 12)  # at a fork
 _POLLIN: Final = 1
@@ -105,7 +109,7 @@ class Fork(Enum):
     """What a fork has done to the thread."""
 
     HELD = "it sleeps until the fork is over"
-    ENDED = "it is gone, and begins again after the fork"
+    ENDED = "it is gone, and is to begin again after the fork"
     BESIDE = "it is in the middle of a turn that takes too long"
 
 
@@ -114,9 +118,10 @@ class Background:
 
     def __init__(self, parts: Sequence[Part], sleeper: Sleeper) -> None:
         self._parts, self._sleeper = tuple(parts), sleeper
-        self._state = allocate_rlock()  # around what follows, for moments
-        self._awake = allocate_lock()  # held by the thread while it does not sleep, and by a fork until it is over
+        self._state = FrameLock()  # around what follows, for moments
+        self._awake = FrameLock()  # held by the thread while it does not sleep, and by a fork until it is over
         self._ending = False
+        self._last: Callable[[], None] | None = None  # what it does before it ends
         self._thread: int | None = None  # a pthread_t, until it is joined
         self._running = False
         self._beginning = False  # `start` has made a thread, and none has begun yet
@@ -126,43 +131,41 @@ class Background:
     def start(self) -> None:
         """Start the thread, or have one that is ending go on. Raises OSError when the system gives us none."""
         with self._state:
-            self._ending = False
+            self._ending, self._last = False, None
             if self._running:
                 return
             self._running = self._beginning = True
-        self._join(1.0)  # the previous thread is about to end
         try:
+            self._join(1.0)  # the previous thread is about to end
             thread = _start(self.run, self._sleeper.native())
-        except OSError:
-            self._running = self._beginning = False
+        except BaseException:
+            if self._beginning:
+                self._running = self._beginning = False
             raise
         with self._state:
             if self._beginning:
                 self._thread = thread
 
-    def before_fork(self, timeout_s: float) -> Fork:
-        """Keep the thread asleep, or ended, until `after_fork_in_parent`; unless its turn takes longer than we wait."""
+    def before_fork(self, fork: Running, timeout_s: float) -> Fork:
+        """Keep the thread asleep until the fork is over, or end it; unless its turn takes longer than we wait."""
         if _WARNS_OF_THREADS and self._running and _is_the_only_other():
             self.end(timeout_s)
             return Fork.ENDED
-        return Fork.HELD if self._awake.acquire(timeout=timeout_s) else Fork.BESIDE
+        return Fork.HELD if self._awake.hold(fork, timeout_s) else Fork.BESIDE
 
-    def after_fork_in_parent(self, how: Fork, *, goes_on: bool) -> None:
-        """Undo `before_fork`, which returned `how`. Raises OSError when the system starts no thread for us.
-
-        goes_on: False when the hook was switched off meanwhile.
-        """
-        if how is Fork.HELD:
-            self._awake.release()
-        elif how is Fork.ENDED and goes_on:
-            self.start()
-
-    def end(self, timeout_s: float) -> bool:
-        """End the thread after its current turn; True when it has ended within the time."""
+    def end(self, timeout_s: float, last: Callable[[], None] | None = None) -> bool:
+        """End the thread after its current turn, and after `last`; True when it has ended within the time."""
         with self._state:
-            self._ending = True
+            self._ending, self._last = True, last
         self._sleeper.wake()
-        return self._join(timeout_s)
+        return self.has_ended(timeout_s)
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread, so that a signal's handler may come in between; True when it has ended."""
+        until_s = clock.monotonic() + timeout_s
+        while self._running and clock.monotonic() < until_s:
+            sleep(_LOOK_S)
+        return self._join(max(until_s - clock.monotonic(), _LOOK_S)) if not self._running else False
 
     @property
     def alive(self) -> bool:
@@ -170,7 +173,7 @@ class Background:
         return self._running
 
     def _join(self, timeout_s: float) -> bool:
-        thread = self._thread
+        thread, self._thread = self._thread, None  # a handler's exception must not have it joined a second time
         if thread is None:
             return not self._running
         now_ns = round(clock.monotonic() * 1e9) if _clockjoin is not None else clock.now_ns()
@@ -180,9 +183,8 @@ class Background:
         else:
             code = _libc.pthread_timedjoin_np(c_ulong(thread), None, until)
         if code:
-            return False
-        self._thread = None
-        return True
+            self._thread = thread
+        return not code
 
     def run(self) -> None:
         """The body of the thread, whether Python or C has started it."""
@@ -205,16 +207,27 @@ class Background:
                     if self._due_s(part) <= clock.monotonic() and not self._ending:
                         self._turn(part)
                     due_s = min(due_s, self._due_s(part))
-                with self._state:
-                    if self._ending:
-                        self._sleeper.close()
-                        self._running = False
-                        return
+                if self._ends():
+                    return
             try:
                 self._sleeper.wait(due_s - clock.monotonic())
             except BaseException as err:
                 self._failed(err)
                 sleep(AFTER_ERROR_S)
+
+    def _ends(self) -> bool:
+        """Whether it is to end now; if so, after what it was to do last."""
+        last, self._last = self._last, None
+        if self._ending and last is not None:
+            try:
+                last()
+            except BaseException as err:
+                self._failed(err)
+        with self._state:
+            if self._ending and self._last is None:
+                self._sleeper.close()
+                self._running = False
+            return not self._running
 
     def _due_s(self, part: Part) -> float:
         return max(part.due_s(), self._not_before_s.get(part, 0.0))

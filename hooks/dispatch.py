@@ -15,13 +15,13 @@ from itertools import count
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.packed import pack, unpack
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.rows import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 from gemmtuned.configs.tunable import is_scaled_grouped
-from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks.imports import importing
 
 # Backends that the native hook can run, with its codes (routes.h). 0 is stock torch.
@@ -42,7 +42,7 @@ SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grou
 _idents: dict[bytes, int] = {}
 _solutions: dict[int, bytes] = {}  # by ident, packed
 _next_ident = count()
-_new_ident = allocate_rlock()
+_new_ident = FrameLock()
 
 
 Key = tuple[Problem, str, str]  # problem with padded m, covers, mode
@@ -131,7 +131,7 @@ def ident_of(solution: Solution, packed: bytes | None = None) -> int:
 def after_fork() -> None:
     """In a forked child: replace the lock, since a thread that held it does not exist here."""
     global _new_ident
-    _new_ident = allocate_rlock()
+    _new_ident = FrameLock()
 
 
 def solution_of(ident: int) -> Solution:

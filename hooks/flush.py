@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy
+from gemmtuned.configs.frame_lock import FrameLock, Running
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
-from gemmtuned.configs.unpatched import allocate_lock, allocate_rlock, sleep
 from gemmtuned.hooks import phase
 from gemmtuned.hooks.as_guest import root, stay_out, streams_kept
 from gemmtuned.hooks.crowd import Crowd
@@ -83,16 +83,18 @@ class Flusher:
         self._pending, self._compiled = Pending(settings.flush_s), Notes()
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._aside: list[Sighting] = []  # counts of phases that have ended since the last flush
-        self._draining = allocate_rlock()  # held by a drain or a phase change; a signal handler may start a second one
+        self._draining = FrameLock()  # held by a drain or a phase change; a signal handler may start a second one
         self.hurried = False  # a thread of the program is waiting for the current drain to end
-        self._lock = allocate_lock()  # one flush at a time: the thread's, or the one at exit
+        self._lock = (
+            FrameLock()
+        )  # one flush at a time: the thread's, or that of a program's thread where ours does not run
         self._due_s = clock.monotonic() + _pause_s(settings)
         self._has_session = False  # our row is in the store
         self.in_store = False  # a flush is inside SQLite, not waiting for an import
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = self.dropped = 0
         self._write_until_s = math.inf  # when the last flush must stop writing, of clock.monotonic()
-        self._pausing = self._is_stuck = False  # somebody waits in `pause`; one gave up on the flush that still runs
+        self._is_stuck = False  # a `pause` gave up on the flush that still runs
         self._is_unread = False  # the last flush had no time to read all counters
         self._crowd, self._told = Crowd(), Once()
         self.complaint = _no_store  # why the store does not take our counts; "" when it does
@@ -124,12 +126,11 @@ class Flusher:
         self._due_s = math.inf
         began_s = clock.monotonic() if began_s is None else began_s
         self._write_until_s = began_s + EXIT_BUSY_S
-        if not self._lock.acquire(timeout=max(began_s + EXIT_S - clock.monotonic(), 0.05)):
+        if not self._lock.enter(max(began_s + EXIT_S - clock.monotonic(), 0.05)):
             # Another flush is running. One inside the store is worth waiting for: many programs may end together
             until_s = began_s + EXIT_BUSY_S if self.in_store else 0.0
-            if not until_s or not self._lock.acquire(timeout=max(until_s - clock.monotonic(), 0.0)):
-                reason = f"a flush did not end within {EXIT_BUSY_S if until_s else EXIT_S:g} s"
-                tell(log, WARNING, "counts of the last interval were lost reason=%s", reason)
+            if not until_s or not self._lock.enter(max(until_s - clock.monotonic(), 0.0)):
+                say_cut_off(EXIT_BUSY_S if until_s else EXIT_S)
                 return
         try:
             while not self._flush(last=True) and clock.monotonic() + BUSY_S <= began_s + EXIT_BUSY_S:
@@ -138,15 +139,13 @@ class Flusher:
             self._complain(err, aloud=False)
         finally:
             _say_lost(self._pending.calls, self._is_unread, self.complaint or _LATE)
-            self._lock.release()
+            self._lock.leave()
 
     def flush(self, *, whole: bool = True) -> None:
         """Take everything counted so far to the store now, or keep it and remember why.
 
         whole: write more calls of known problems too, instead of waiting until they are due.
         """
-        while self._pausing:  # the lock is not fair: back-to-back flushes would keep a fork waiting
-            sleep(0.001)
         with self._lock:
             self._flush(whole=whole)
 
@@ -169,28 +168,20 @@ class Flusher:
         for s in self._crowd.without_its_times(self._drain(), look=look):
             yield replace(s, phase=now) if now else s
 
-    def pause(self, timeout_s: float = FORK_S, *, for_fork: bool = False) -> bool:
-        """Wait until no flush is going on and let none begin; False when that took too long.
+    def pause(self, fork: Running) -> bool:
+        """Wait until no flush is going on and let none begin until the fork is over; False when that took too long.
 
-        for_fork: it is enough that no flush is inside SQLite, whose locks a child would hold for ever; a flush that is
-        importing may be waiting for the very thread that forks.
+        It is enough that no flush is inside SQLite, whose locks a child would hold for ever; a flush that is importing
+        may be waiting for the very thread that forks.
         """
-        self._pausing = True
-        try:
-            until_s, looks = clock.monotonic() + (STUCK_S if self._is_stuck else timeout_s), 0
-            while not self._lock.acquire(timeout=0.01):
-                looks = 0 if self.in_store else looks + 1
-                self._is_stuck = clock.monotonic() >= until_s
-                if self._is_stuck or (for_fork and looks > 10):
-                    return False
-            self._is_stuck = False
-            return True
-        finally:
-            self._pausing = False
-
-    def resume(self) -> None:
-        """Undo a `pause` that returned True."""
-        self._lock.release()
+        until_s, looks = clock.monotonic() + (STUCK_S if self._is_stuck else FORK_S), 0
+        while not self._lock.hold(fork, 0.01):
+            looks = 0 if self.in_store else looks + 1
+            self._is_stuck = clock.monotonic() >= until_s
+            if self._is_stuck or looks > 10:
+                return False
+        self._is_stuck = False
+        return True
 
     def beat_soon(self) -> None:
         """Write the session row with the next flush: something in it has changed that people look for."""
@@ -318,6 +309,11 @@ def _guest_store() -> type[GuestStore]:
 
 def _pause_s(settings: Settings) -> float:
     return about(max(settings.flush_s, MIN_FLUSH_S))
+
+
+def say_cut_off(waited_s: float) -> None:
+    """Report that the program ends before a flush has."""
+    tell(log, WARNING, "counts of the last interval were lost reason=a flush did not end within %g s", waited_s)
 
 
 def _say_lost(calls: int, is_unread: bool, reason: str) -> None:

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.say import tell
-from gemmtuned.configs.unpatched import allocate_lock
 from gemmtuned.hooks.declared import Declaration, Declared
 from gemmtuned.hooks.engine_operators import FORMS, OPERATORS, UNSEEN, Operator
 from gemmtuned.hooks.native.library import Native, NativeError
@@ -32,7 +32,7 @@ class ForeignOperators:
 
     def __init__(self, operators: tuple[Operator, ...] = OPERATORS) -> None:
         self._operators = operators
-        self._looking = allocate_lock()
+        self._looking = FrameLock()
         self._declared = Declared()
         self._announced: list[Declaration] = []
         self._looked_at: set[str] = set()
@@ -41,7 +41,7 @@ class ForeignOperators:
 
     def look(self, library: Native) -> None:
         """Stand in front of what has come since the last look, or has come again; some 30 us."""
-        if not self._looking.acquire(False):  # another thread looks, and before a capture nobody waits for long
+        if not self._looking.enter(0.0):  # another thread looks, and before a capture nobody waits for long
             return
         try:
             stands = {one.name: self._stand(library, one) for one in self._operators if one.name not in self.changed}
@@ -56,7 +56,7 @@ class ForeignOperators:
             self.seen = [name for name, where in stands.items() if where]
             library.watch(operator for where in stands.values() for operator in where)
         finally:
-            self._looking.release()
+            self._looking.leave()
 
     def known(self, overridden: Mapping[str, str]) -> str:
         """The engine's paths to products that this process has, as JSON; "" where it has none.
@@ -78,7 +78,7 @@ class ForeignOperators:
 
     def after_fork(self) -> None:
         """In a forked child, whose parent may have been looking."""
-        self._looking = allocate_lock()
+        self._looking = FrameLock()
 
     def is_behind(self) -> bool:
         """Whether an operator that a package declares has come since the last look."""

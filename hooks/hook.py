@@ -18,14 +18,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gemmtuned.configs import clock
 from gemmtuned.configs.file_size import no_signal_at_a_limit
+from gemmtuned.configs.frame_lock import FrameLock, Running
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import OUTCOMES
-from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.account import Account
 from gemmtuned.hooks.background import Background, Fork, at_first_count
-from gemmtuned.hooks.flush import Flusher, never_again
+from gemmtuned.hooks.flush import EXIT_BUSY_S, EXIT_S, Flusher, never_again, say_cut_off
 from gemmtuned.hooks.housekeeping import keep_house
 from gemmtuned.hooks.patches import Patches
 from gemmtuned.hooks.ready import Ready
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.selections import Selections
 
-EXIT_S: Final = 0.5  # the longest wait for the thread at the end of the program
 FORK_S: Final = 0.02  # the longest wait for it before a fork: mostly it sleeps
 _parents: list[_Parts] = []  # a forked child keeps its parent's parts: to free them would close the parent's SQLite
 
@@ -74,7 +74,8 @@ class Hook:
         )
         self.account = Account(settings, self.library, self.tables, self.patches, self.where, self.selections)
         self._parts: _Parts | None = None
-        self._making = allocate_rlock()
+        self._finishing = self._finished = False
+        self._making = FrameLock()
 
     @property
     def native(self) -> Native | None:
@@ -197,40 +198,41 @@ class Hook:
 
     @no_signal_at_a_limit()
     def stop(self) -> None:
-        """Last flush; the thread ends."""
+        """The thread flushes for the last time and ends. Where it does not run, this one flushes."""
         nothing_counted = self.native is None or at_first_count(self.native, None)
         if self._parts is None and nothing_counted:  # in a forked child, or when the thread never began
             return
+        began_s, self._finished = clock.monotonic(), False
         self.flusher.hurried = True
-        self.background.end(EXIT_S)
-        self.account.report_failures(self.flusher)
-        self.account.report_fault(self.flusher)
-        self.flusher.stop()
-        if self.selections is not None:
-            self.selections.finish()
-        self.tables.leave()
+        ended = self.background.end(EXIT_S, lambda: self._finish(began_s))
+        busy = self._finishing or self.flusher.in_store
+        if not ended and not (busy and self.background.has_ended(EXIT_BUSY_S)):
+            say_cut_off(EXIT_BUSY_S if busy else EXIT_S)
+        elif not self._finished:
+            self._finish(began_s)
+
+    def _finish(self, began_s: float) -> None:
+        """Write what is left of a process whose end began then."""
+        self._finishing = True
+        self.account.finish(self.flusher, began_s)
+        self._finished = True
 
     # ---- forks
 
-    def before_fork(self) -> Fork:
+    def before_fork(self, fork: Running) -> Fork:
         """Wait until the thread sleeps, which it mostly does already."""
         if self._parts is None:
             return Fork.BESIDE
-        return self.background.before_fork(FORK_S)
+        return self.background.before_fork(fork, FORK_S)
 
     def python_forks(self, is_so: bool) -> None:
         """Whether this thread forks by Python: `before_fork` waits for ours then, and the library need not."""
         if self.native is not None:
             self.native.python_forks(is_so)
 
-    def pause_flushes(self) -> bool:
-        """Keep flushes from running during a fork; False when one could not be waited for."""
-        return self._parts is not None and self.flusher.pause(for_fork=True)
-
-    def after_fork_in_parent(self, how: Fork, *, goes_on: bool) -> None:
-        """The thread goes on, unless the hook was switched off meanwhile."""
-        with suppress(OSError):
-            self.background.after_fork_in_parent(how, goes_on=goes_on)
+    def pause_flushes(self, fork: Running) -> bool:
+        """Keep flushes from running until the fork is over; False when one could not be waited for."""
+        return self._parts is not None and self.flusher.pause(fork)
 
     def after_fork(self, *, paused: bool) -> None:
         """In a forked child: counts start at zero (native ones reset themselves); the first count starts the thread.
@@ -239,7 +241,7 @@ class Hook:
         paused: no flush was running in the parent.  If one was inside SQLite, this process inherits its locks for ever.
         """
         parents, self._parts = self._parts, None
-        self._making = allocate_rlock()
+        self._making = FrameLock()
         self.tables.after_fork()
         self.account.after_fork()
         self.patches.after_fork()

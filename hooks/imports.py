@@ -9,23 +9,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.unpatched import allocate_rlock
+from gemmtuned.configs.frame_lock import FrameLock, Running
 
 WAIT_S: Final = 5.0  # imports end by themselves; but one may wait for the thread that forks, so not for ever
 
-_lock = allocate_rlock()
+_lock = FrameLock()
 
 
-@contextmanager
-def importing() -> Iterator[None]:
+def importing() -> FrameLock:
     """Around everything in our threads that may import a module."""
-    with _lock:
-        yield
+    return _lock
 
 
 def require_standard(name: str) -> None:
@@ -39,17 +35,12 @@ def require_standard(name: str) -> None:
         raise GemmtunedError(f"the standard library's {name} is not to be had: {origin or 'nothing'} is in its place")
 
 
-def pause() -> bool:
-    """Wait until none of our threads imports and let none begin; False when that took too long. For a fork."""
-    return bool(_lock.acquire(timeout=WAIT_S))
-
-
-def resume() -> None:
-    """Undo a `pause` that returned True."""
-    _lock.release()
+def pause(fork: Running) -> None:
+    """Wait until none of our threads imports, for WAIT_S at most, and let none begin until the fork is over."""
+    _lock.hold(fork, WAIT_S)
 
 
 def after_fork() -> None:
     """In a forked child: whoever held the lock is not here."""
     global _lock
-    _lock = allocate_rlock()
+    _lock = FrameLock()

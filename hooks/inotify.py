@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.unpatched import allocate_rlock
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.hooks.background import Sleeper
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Events(Sleeper):
         self._fd: int | None = None
         self._names: dict[int, Collection[str]] = {}  # by watch: the file names that matter there
         self._inodes: dict[int, int] = {}  # by watch: what the kernel says of it as long as it is ours
-        self._lock_fd = allocate_rlock()  # around opening, using and closing the descriptor
+        self._lock_fd = FrameLock()  # around opening, using and closing the descriptor
         self._read_s = 0.0  # when events were read last, of clock.monotonic()
         self.changed = False  # a name that matters, or the folder itself, since it was last set to False
         self.alive = False  # False also when a folder went away, or the descriptor

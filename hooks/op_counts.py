@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
-from gemmtuned.configs.unpatched import allocate_rlock
 
 MAX_PROBLEMS: Final = 65_536
 
@@ -22,7 +22,7 @@ class OpCounts:
     def __init__(self) -> None:
         self.dropped = 0
         self._calls: Counter[tuple[Problem, str, str, bool]] = Counter()
-        self._lock = allocate_rlock()  # a signal's handler may run an op in the middle of one
+        self._lock = FrameLock()  # a signal's handler may run an op in the middle of one
 
     def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
         """One call; outcome, graph: as of a Sighting."""
@@ -35,12 +35,15 @@ class OpCounts:
 
     def drain(self) -> Iterator[Sighting]:
         """All since the last time."""
+        for (problem, place, outcome, graph), count in self._taken().items():
+            yield Sighting(problem, outcome, count, graph=graph, place=place)
+
+    def _taken(self) -> Counter[tuple[Problem, str, str, bool]]:
         with self._lock:
             calls, self._calls = self._calls, Counter()
-        for (problem, place, outcome, graph), count in calls.items():
-            yield Sighting(problem, outcome, count, graph=graph, place=place)
+        return calls
 
     def reset(self) -> None:
         """Forget all: a forked child starts empty, and its lock may have been held."""
-        self._lock = allocate_rlock()
+        self._lock = FrameLock()
         self._calls = Counter()

@@ -18,9 +18,9 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invariance
-from gemmtuned.configs.unpatched import allocate_rlock
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.compiled import Compiled
@@ -50,7 +50,7 @@ class Patches:
         self.look_at_s: float | None = None  # when to look again for the library; of clock.monotonic()
         self.mode = native.OFF  # as it is set
         self._invariant = ""  # who asks for kernels that are the same for every M
-        self._setting = allocate_rlock()  # around putting something into torch, and taking it back
+        self._setting = FrameLock()  # around putting something into torch, and taking it back
         self._removed = False
         self._told_others = Once()
         self._look_anew_s = 0.0  # of clock.monotonic()
@@ -80,7 +80,7 @@ class Patches:
 
     def after_fork(self) -> None:
         """In a forked child: replace the lock, which the parent may have held."""
-        self._setting = allocate_rlock()
+        self._setting = FrameLock()
         self.foreign.after_fork()
 
     def look_again(self, now_s: float) -> bool:

@@ -3,27 +3,32 @@
 Calls under a phase are counted with its name, kept beside the traffic, and left out of all that says what is worth
 tuning.  A phase holds for the whole process and costs its calls nothing: what was counted is drained where a phase
 begins or ends, so the native hook need not know.  A forked child begins under none.
+
+A block is over, too, when nothing holds its object any more: the exception of a signal's handler may come in its
+`__exit__`.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from gemmtuned.configs.unpatched import allocate_rlock
+from gemmtuned.configs.frame_lock import FrameLock
 
 LONGEST: Final = 60  # characters of a name that are kept
 
-_lock = allocate_rlock()  # a signal's handler may begin a phase in the middle of a change
+_lock = FrameLock()  # a signal's handler may begin a phase in the middle of a change
 _set = ""  # by set_phase
-_open: list[Phase] = []  # blocks that are open now, in any thread, the newest last
+_open: list[weakref.ref[Phase]] = []  # blocks that are open now, in any thread, the newest last
 
 
 def current() -> str:
     """The phase of calls that are made now; "" under none."""
-    return _open[-1].name if _open else _set
+    blocks = [block for block in (ref() for ref in _open) if block is not None]
+    return blocks[-1].name if blocks else _set
 
 
 class Phase:
@@ -35,7 +40,7 @@ class Phase:
             raise ValueError("a phase needs a name: gemmtuned.phase('warm-up')")
 
     def __enter__(self) -> Phase:
-        _change(lambda: _open.append(self))
+        _change(lambda: _open.append(weakref.ref(self)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None) -> None:
@@ -56,7 +61,7 @@ def set_phase(name: str) -> None:
 def after_fork() -> None:
     """In a forked child: who opened a block is not here."""
     global _lock, _set
-    _lock, _set = allocate_rlock(), ""
+    _lock, _set = FrameLock(), ""
     _open.clear()
 
 
@@ -68,17 +73,27 @@ def _text(name: str) -> str:
 
 def _close(block: Phase) -> None:
     for at in range(len(_open) - 1, -1, -1):
-        if _open[at] is block:
+        if _open[at]() is block:
             del _open[at]
-            return
+            break
+    _open[:] = [ref for ref in _open if ref() is not None]
 
 
 def _change(make: Callable[[], None]) -> None:
-    """Make a change after all that was counted until now has its phase."""
-    with _lock:
-        activate = sys.modules.get("gemmtuned.hooks.activate")
-        hook = None if activate is None else activate.current()
-        if hook is None:
+    """Make a change after all that was counted until now has its phase; at once where an exception cuts that off."""
+    made = False
+
+    def once() -> None:
+        nonlocal made
+        if not made:
+            made = True
             make()
-        else:
-            hook.flusher.between_phases(make)
+
+    try:
+        with _lock:
+            activate = sys.modules.get("gemmtuned.hooks.activate")
+            hook = None if activate is None else activate.current()
+            if hook is not None:
+                hook.flusher.between_phases(once)
+    finally:
+        once()

@@ -34,10 +34,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
-from gemmtuned.configs.unpatched import allocate_rlock
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
@@ -87,7 +87,7 @@ class Probation:
         self._taken_up_s = 0.0  # Unix time
         self._routes_since_s: float | None = None  # of a clock that only grows; None while nothing was routed
         self._look_s = 0.0  # when the marks of others may be looked at again, of that clock
-        self._lock = allocate_rlock()  # around every change of them
+        self._lock = FrameLock()  # around every change of them
 
     def refuses(self, generation: int) -> bool:
         """Whether processes of this run died of it, DEATHS of them, and it is not yet time to try it again."""
@@ -183,7 +183,7 @@ class Probation:
 
     def after_fork(self) -> None:
         """In a forked child: the page is the parent's, and the trial begins anew with the child's first routed call."""
-        self._lock = allocate_rlock()
+        self._lock = FrameLock()
         self._taken_up_s, self._routes_since_s = clock.now_s(), None
 
     def _state(self) -> _State | None:

@@ -27,8 +27,8 @@ from gemmtuned.hooks.native.records import (
     PackedRows,
     Record,
     Row,
+    Unread,
     pack,
-    sightings,
 )
 from gemmtuned.hooks.native.structures import OperatorCall
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
@@ -38,7 +38,6 @@ CAPTURE: Final = 1
 DISPATCH: Final = 2
 INVARIANT: Final = 4
 _REASON_BYTES: Final = 500
-_ROOM: Final = 128  # records that are read at once
 
 SIGNATURES: Final = (
     ("gt_fields", ctypes.c_char_p),
@@ -138,6 +137,7 @@ class Native(OurThread):
         self._lib, self._path = lib, path
         self.left: dict[str, str] = {}  # operators that somebody else has overridden -> where that was registered
         self._watch: Watch | None = None
+        self._unread = Unread(lib.gt_drain)
 
     def install(self) -> None:
         """Put our operators in front of torch's own, for the life of the process; a second time does nothing.
@@ -292,13 +292,11 @@ class Native(OurThread):
 
     def drain(self) -> Iterator[Sighting]:
         """All calls counted since the last drain, without those that come meanwhile. One thread at a time."""
-        room, records = _ROOM, (Record * _ROOM)()  # not shared: a signal handler may drain in the middle of this
-        count, anew = room, True
-        while count == room:
-            count = self._lib.gt_drain(records, room, anew)
-            anew = False
-            for i in range(count):  # one by one: the objects of a slice would start the garbage collector
-                yield from sightings(records[i])
+        return self._unread.drain()
+
+    def after_fork(self) -> None:
+        """In a forked child."""
+        self._unread.forget()
 
     def capture_begun(self, device: int) -> int:
         """Id of the graph capture that the current stream of this device is part of; 0 for none.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs import key
@@ -17,6 +17,7 @@ from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.hooks.native.structures import MIRRORED, Cond, Packed
 
 _ALIGN: Final = 16  # what the structures of a launch need
+_ROOM: Final = 128  # records that are read at once
 _POINTER: Final = struct.Struct("P")
 _UNSIGNED: Final[dict[int, Any]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
@@ -167,3 +168,41 @@ def sightings(record: Record) -> Iterator[Sighting]:
         if calls or samples[0]:
             yield Sighting(problem, outcome, calls, bool(record.key.flags & key.FLAGS["GRAPH"]), *samples, place)
             samples = (0, 0.0)
+
+
+class _Batch:
+    """Records that were fetched and not told yet."""
+
+    def __init__(self) -> None:
+        self.records = (Record * _ROOM)()
+        self.left = iter(range(_ROOM))  # those without calls say nothing
+
+
+class Unread:
+    """fetch: `gt_drain`."""
+
+    def __init__(self, fetch: Callable[[Any, int, int], int]) -> None:
+        self._fetch = fetch
+        self._batches: list[_Batch] = []
+
+    def drain(self) -> Iterator[Sighting]:
+        """All calls counted since the last drain, without those that come meanwhile. One thread at a time.
+
+        What a drain has not told, because an exception has ended it, the next one tells; so does a signal handler's.
+        """
+        count, anew = _ROOM, True
+        while self._batches or count == _ROOM:
+            if not self._batches:
+                batch = _Batch()
+                self._batches.append(batch)
+                count = self._fetch(batch.records, _ROOM, anew)
+                batch.left, anew = iter(range(count)), False
+            batch = self._batches[0]
+            for i in batch.left:  # one by one: the objects of a slice would start the garbage collector
+                yield from sightings(batch.records[i])
+            if batch in self._batches:
+                self._batches.remove(batch)
+
+    def forget(self) -> None:
+        """In a forked child: it is the parent's."""
+        self._batches.clear()

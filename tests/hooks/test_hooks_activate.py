@@ -439,7 +439,7 @@ def test_an_interrupt_while_a_fork_is_prepared_leaves_the_thread_and_the_locks_a
         flusher = activate.current().flusher
         wait_for(lambda: flusher.calls == 1 and flusher._has_session and not flusher.in_store)
 
-        def interrupted(hook):
+        def interrupted(hook, fork):
             raise KeyboardInterrupt  # as a signal's handler would, which Python then says and forgets
 
         for name in ("pause_flushes", "before_fork"):
@@ -452,7 +452,7 @@ def test_an_interrupt_while_a_fork_is_prepared_leaves_the_thread_and_the_locks_a
             assert os.wait()[1] == 0
         torch.mm(x, w)
         wait_for(lambda: gemmtuned.status()["calls"] == 2)
-        print(json.dumps(imports._lock.acquire(blocking=False)))
+        print(json.dumps(imports._lock.enter(0.0)))
         """
     )
     assert done.said is True
@@ -481,15 +481,21 @@ def test_what_was_taken_back_is_not_put_in_again_by_a_turn_that_was_going_on(hom
 def test_a_child_waits_for_no_lock_that_its_parents_thread_held(home: Home) -> None:
     done = home.run(
         """
-        import json, os, signal, torch
+        import json, os, signal, threading, torch
         from hooked import LINEAR, published
         from gemmtuned.configs import key
         from gemmtuned.hooks import dispatch
         one = published(LINEAR, "torch_swap")
-        dispatch._new_ident.acquire(), key._new_family.acquire()  # as the hook's thread in a turn
+        held, ended = threading.Event(), threading.Event()
+        def hold():  # as the hook's thread in a turn
+            with dispatch._new_ident, key._new_family:
+                held.set(), ended.wait()
+        threading.Thread(target=hold).start()
+        held.wait()
         if os.fork() == 0:
             signal.alarm(20)
             os._exit(0 if dispatch.solution_of(dispatch.ident_of(one)) == one and key.family_code("fast.scores") else 1)
+        ended.set()
         print(json.dumps(os.waitstatus_to_exitcode(os.wait()[1])))
         """
     )

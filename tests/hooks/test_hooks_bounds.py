@@ -17,6 +17,7 @@ from counted_by_hand import Counted, stored
 from hooked import LINEAR, Home, wait_for
 
 from gemmtuned.configs import clock, say
+from gemmtuned.configs.frame_lock import Running
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db.sightings import Sightings
 from gemmtuned.hooks import flush, pace, pending
@@ -323,14 +324,14 @@ def test_forks_beside_a_flush_that_hangs_are_held_up_once(tmp_path: Path, stoppe
 
     def fork() -> bool:
         began_s = stopped_clock[0]
-        paused = flusher.pause(for_fork=True)
+        paused = flusher.pause(Running(sys._getframe()))
         waits.append(stopped_clock[0] - began_s)
         return paused
 
     class Held:
         free = False
 
-        def acquire(self, timeout: float) -> bool:
+        def hold(self, _: Running, timeout: float) -> bool:
             stopped_clock[0] += timeout
             return self.free
 

@@ -104,6 +104,131 @@ def test_a_call_that_interrupts_another_is_obeyed_and_leaves_the_newest_in_use(
     assert wrong == []
 
 
+# Ends every STEP-th event of our code in one call by an exception, as a handler may; then all must work, and soon.
+CUT_OFF = """
+import faulthandler, json, os, sqlite3, sys, time
+from pathlib import Path
+import torch
+import gemmtuned
+from gemmtuned.hooks import activate, phase
+from hooked import LINEAR, publish, published, wait_for
+
+outer, step = sys.argv[1], int(sys.argv[2])
+home = Path(os.environ["GEMMTUNED_HOME"])
+rows, newest, wrong, made = [published(LINEAR, "torch_swap")], 0, [], 0
+layer, x = torch.nn.Linear(16, 8), torch.ones(4, 16)
+sys.unraisablehook = lambda _: None  # Python tells of what comes in a hook of a fork
+
+class Late(BaseException):
+    pass
+
+def publish_newer():
+    global newest
+    newest = max(newest, gemmtuned.generation()) + 1
+    publish(home / "configs", rows, newest)
+
+def call():
+    global made
+    layer(x)
+    made += 1
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+def in_a_phase():
+    with gemmtuned.phase("warm-up"):
+        pass
+
+calls = {"disable": gemmtuned.disable, "enable": gemmtuned.enable, "reload": gemmtuned.reload, "fork": fork,
+         "exit": activate._last_flush, "phase": in_a_phase}
+
+def cut_off(at):
+    seen = 0
+    def local(frame, event, arg):
+        nonlocal seen
+        seen += 1
+        if seen == at:
+            raise Late
+        return local
+    sys.settrace(lambda frame, *_: local if frame.f_globals.get("__name__", "").startswith("gemmtuned.") else None)
+    try:
+        calls[outer]()
+    except Late:
+        pass
+    finally:
+        sys.settrace(None)
+    return seen
+
+def stored():
+    conn = sqlite3.connect(home / "tune.db")
+    try:
+        asked = "SELECT (SELECT coalesce(sum(calls), 0) FROM every_sighting)"
+        return conn.execute(asked + " + (SELECT coalesce(sum(calls), 0) FROM phase_call)").fetchone()[0]
+    finally:
+        conn.close()
+
+def on():
+    if outer == "exit" or not gemmtuned.is_enabled():
+        gemmtuned.enable()
+
+on()
+publish_newer()
+gemmtuned.reload()
+if outer == "enable":
+    gemmtuned.disable()
+events = cut_off(0)
+for at in range(1, events + 1, step):
+    faulthandler.dump_traceback_later(20, exit=True)
+    on()
+    call()
+    activate.current().flusher.flush()  # the database has been opened once
+    if outer != "phase":  # in the middle of a change of phase, what is being read may be lost
+        call()
+    if outer == "reload":
+        publish_newer()
+    if outer == "enable":
+        gemmtuned.disable()
+    began = time.monotonic()
+    cut_off(at)
+    on()
+    call()
+    fork()
+    if outer == "reload":
+        gemmtuned.reload()
+        used = [gemmtuned.generation(), activate.current().native.generation]
+        if used != [newest, newest]:
+            wrong.append([at, f"{used} in use instead of {newest}"])
+    wait_for(lambda: activate.current().background.alive)
+    gemmtuned.disable()
+    if time.monotonic() - began > 2:
+        wrong.append([at, f"{time.monotonic() - began:.1f} s"])
+    if phase.current():
+        wrong.append([at, phase.current()])
+    got = stored()
+    if got != made:
+        wrong.append([at, f"{got} calls stored of {made}"])
+        made = got
+faulthandler.cancel_dump_traceback_later()
+wait_for(lambda: len(os.listdir("/proc/self/task")) <= 2)  # one may be faulthandler's
+print(json.dumps([events, wrong[:9]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "step"),
+    [("disable", 11), ("enable", 101), ("exit", 11), ("fork", 5), ("reload", 11), ("phase", 13)],
+)
+def test_what_an_exception_cuts_off_holds_up_nothing_and_loses_nothing(home: Home, outer: str, step: int) -> None:
+    """A lock stayed locked: the thread waited for ever, each later change 2 s, and counts were lost."""
+    events, wrong = home.run(CUT_OFF, outer, str(step), GEMMTUNED_RELOAD="manual").said
+
+    assert events > 50
+    assert wrong == []
+
+
 @pytest.mark.parametrize("at", ["Hook.stop", "Hook.remove", "Background.end", "Hook.start", "Background.start"])
 def test_what_a_handlers_exception_leaves_half_done_is_undone_by_the_next_change(home: Home, at: str) -> None:
     """As of a program's own time limit.  The hook stayed behind with its thread, and two wrote to one database."""

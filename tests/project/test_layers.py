@@ -321,6 +321,26 @@ def test_what_runs_in_a_host_locks_and_sleeps_as_the_interpreter_does() -> None:
     assert not strays, "take it from configs/unpatched.py, or say in TAKEN_AS_IT_IS why it is right"
 
 
+def held_in_generators(path: Path) -> Iterator[int]:
+    """Lines of functions that yield and enter a FrameLock."""
+    locks = {"importing()"}
+    for node in nodes(path):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) == "FrameLock()":
+            locks |= {ast.unparse(target) for target in node.targets}
+    for function in nodes(path):
+        if isinstance(function, ast.FunctionDef):
+            inside = list(ast.walk(function))
+            entered = {ast.unparse(i.context_expr) for n in inside if isinstance(n, ast.With) for i in n.items}
+            if entered & locks and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in inside):
+                yield function.lineno
+
+
+def test_no_generator_holds_a_frame_lock() -> None:
+    """While it waits for its next turn it does not run, and whoever asks takes its lock to be free."""
+    strays = [f"{path.relative_to(ROOT)} line {line}" for path in IN_A_HOST for line in held_in_generators(path)]
+    assert not strays
+
+
 CLOCKS = {
     "time": {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "clock_gettime"},
     "datetime": {"now", "today", "utcnow"},

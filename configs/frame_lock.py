@@ -1,0 +1,108 @@
+"""Locks for the threads of a program, where an exception from a signal's handler can come at any point.
+
+Between the moment in which a thread gets an ordinary lock and the `try` that gives it back, such an exception leaves it
+locked for ever.  A FrameLock belongs to the call that took it, or to a fork that is going on: once that is over, the
+lock is free, whether or not it was given back.
+"""
+
+from __future__ import annotations
+
+import _thread
+import math
+import sys
+from types import FrameType
+from typing import Final
+
+from gemmtuned.configs import clock
+from gemmtuned.configs.unpatched import sleep
+
+_LOOK_S: Final = 0.0005
+
+
+class Running:
+    """A call of a function that is going on.
+
+    It is named and not held: a frame holds all that its callers have, and a lock that is rarely used would keep it.
+    at: the instruction that it is at; None: at any.
+    """
+
+    def __init__(self, frame: FrameType, *, at: int | None = None) -> None:
+        self.thread = _thread.get_ident()
+        self._id, self._code, self._at = id(frame), frame.f_code, at
+
+    def is_over(self) -> bool:
+        """Whether the call has ended, or has come to another instruction."""
+        mine = self.thread == _thread.get_ident()
+        frame = sys._getframe(1) if mine else sys._current_frames().get(self.thread)
+        while frame is not None:
+            if self.is_of(frame):
+                return self._at is not None and frame.f_lasti != self._at
+            frame = frame.f_back
+        return True
+
+    def is_of(self, frame: FrameType) -> bool:
+        """Whether it is the call with this frame."""
+        return id(frame) == self._id and frame.f_code is self._code
+
+
+class FrameLock:
+    """One holder at a time, in the order in which they came. A signal's handler enters what its thread has entered.
+
+    For functions that are no generators: one that waits for its next turn does not run, and so holds nothing.
+    """
+
+    def __init__(self) -> None:
+        self._line: list[Running] = []  # who holds it, and behind that who waits
+
+    def __enter__(self) -> bool:
+        """False where this thread holds it already, further out."""
+        return self._take(Running(sys._getframe(1)), math.inf) is not None
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back(sys._getframe(1))
+
+    def enter(self, timeout_s: float) -> bool:
+        """Take it for the calling function; False when others held it for all of the time."""
+        return self._take(Running(sys._getframe(1)), timeout_s) is not False
+
+    def leave(self) -> None:
+        """Give it back, in the function that called `enter`."""
+        self._give_back(sys._getframe(1))
+
+    def hold(self, holder: Running, timeout_s: float) -> bool:
+        """Take it until `holder` is over; False when others held it for all of the time."""
+        return self._take(holder, timeout_s) is not False
+
+    def _take(self, holder: Running, timeout_s: float) -> bool | None:
+        """True; None where this thread holds it already; False when the time is over."""
+        until_s = math.inf
+        try:  # each step on the line is one call into C, so no exception leaves half of it
+            self._line.append(holder)
+            while (first := self._line[0]) is not holder:
+                if first.is_over():
+                    self._remove(first)
+                    continue
+                if first.thread == holder.thread:
+                    self._remove(holder)
+                    return None
+                now_s = clock.monotonic()
+                until_s = min(until_s, now_s + timeout_s)
+                if now_s >= until_s:
+                    self._remove(holder)
+                    return False
+                sleep(min(_LOOK_S, until_s - now_s))
+        except BaseException:
+            self._remove(holder)
+            raise
+        return True
+
+    def _give_back(self, frame: FrameType) -> None:
+        for holder in tuple(self._line):
+            if holder.is_of(frame):
+                self._remove(holder)
+
+    def _remove(self, holder: Running) -> None:
+        try:
+            self._line.remove(holder)
+        except ValueError:  # it was taken further out, or somebody saw that this holder was over
+            pass
