@@ -142,7 +142,7 @@ def test_an_operator_that_there_is_no_memory_to_stand_before_is_called_as_it_was
 
 def test_every_function_of_the_c_interface_promises_it() -> None:
     folder = Path(native.__file__).parent
-    text = (folder / "c_api.cpp").read_text() + (folder / "shims.h").read_text()
+    text = "".join(path.read_text() for path in (folder / "c_api.cpp", *sorted(folder.glob("*.h"))))
     functions = re.findall(r"^\w[\w:<>* ]* \*?(gt_\w+)\((?:[^()]|\n)*\)( noexcept)? \{", text, re.MULTILINE)
 
     assert {name for name, _ in functions} == {name for name, *_ in native.library.SIGNATURES}
