@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import torch
+
+# Tests of another release run too, where a checkout of it is given; those that need what this one lacks fail alike
+TORCH: Final = os.environ.get("FOREIGN_TORCH") or torch.__version__.partition("+")[0]
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -19,6 +25,7 @@ class Suite:
 
     paths: files and folders of tests. left_out: words in names of files or tests that are not run.
     repository: where the tests are, at the tag `v` and the version, if no archive has them; commit: that tag's.
+    is_here: the package itself is the one that runs this.  without: files of theirs that today's pytest cannot load.
     """
 
     sdist: str
@@ -28,6 +35,8 @@ class Suite:
     left_out: tuple[str, ...] = ()
     repository: str = ""
     commit: str = ""
+    is_here: bool = False
+    without: tuple[str, ...] = ()
 
     @property
     def release(self) -> str:
@@ -82,6 +91,17 @@ SUITES: Final = {
         "https://github.com/pytorch/ao",
         "5f2baf9d575cf732362594c998c399902942531f",
     ),
+    "torch": Suite(
+        f"torch=={TORCH}",
+        ("expecttest", "parameterized", "hypothesis", "sortedcontainers"),
+        ("test/test_linalg.py", "test/test_nn.py", "test/test_transformers.py", "test/test_mkldnn.py"),
+        800,
+        ("cuda", "cudnn", "tunableop", "svd", "lobpcg", "eigh", "norm"),
+        "https://github.com/pytorch/pytorch",
+        torch.version.git_version or "",
+        is_here=True,
+        without=("test/conftest.py",),
+    ),
 }  # fmt: skip
 
 
@@ -109,11 +129,14 @@ def fetch(suite: Suite, folder: Path, given: Path | None) -> Fetched:
         for old in (python.parent.parent, root):
             shutil.rmtree(old, ignore_errors=True)
         _environment(python.parent.parent)
-        _pip(given, "--python", str(python), "install", "--no-deps", suite.sdist, *suite.needs)
+        packages = suite.needs if suite.is_here else (suite.sdist, *suite.needs)
+        _pip(given, "--python", str(python), "install", "--no-deps", *packages)
         root.parent.mkdir(parents=True, exist_ok=True)
         _unpack(suite, root, given)
         mark.touch()
     shutil.rmtree(root / suite.sdist.partition("==")[0], ignore_errors=True)  # the installed package is what is tested
+    for name in suite.without:
+        (root / name).unlink(missing_ok=True)
     for tests in {path.split("/")[0] for path in suite.paths}:
         (root / tests / "__init__.py").touch()  # some tests import their neighbours as a package
     (root / "plain.ini").write_text("[pytest]\n")  # theirs ask for plug-ins

@@ -1,11 +1,12 @@
-"""torchao's own tests on a GPU with the hook off, counting, and after a tuning pass: the outcomes must be the same.
+"""Tests of torchao or torch on a GPU, with the hook off, counting, and after a tuning pass: the outcomes are the same.
 
     python -m benchmarks gpu_foreign                       (some ten minutes; fetches as foreign_suites does)
     python -m benchmarks gpu_foreign --tests 200 --tune-s 60 --workers 4
+    python -m benchmarks gpu_foreign --torch               (torch's own tests of cuBLAS and of scaled products)
 
-Its eager tests of fp8, int8 and 4-bit weights and of grouped products run three times, in the same parts side by side:
-with the hook off; counting; and with what `gemmtuned tune` found in --tune-s seconds for the problems counted.  What
-differs runs again as foreign_suites says, and is listed as unsteady or as a difference.
+torchao's eager tests of fp8, int8 and 4-bit weights and of grouped products run three times, in the same parts side by
+side: with the hook off; counting; and with what `gemmtuned tune` found in --tune-s seconds for the problems counted.
+What differs runs again as foreign_suites says, and is listed as unsteady or as a difference.
 
 Exit status: 0 no difference, 1 a difference, 77 nothing could be fetched.
 """
@@ -29,7 +30,7 @@ from foreign_suites import NOTHING_FETCHED, Runner, fresh
 from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.native.build import build
 
-SUITE: Final = replace(
+TORCHAO: Final = replace(
     SUITES["torchao"],
     paths=(
         "test/float8/test_base.py", "test/quantization", "test/core",
@@ -39,6 +40,9 @@ SUITE: Final = replace(
     ),
     left_out=("inductor_fusion",),
 )  # fmt: skip
+TORCH: Final = replace(
+    SUITES["torch"], paths=("test/test_matmul_cuda.py", "test/test_scaled_matmul_cuda.py"), left_out=()
+)
 LEFT_OUT: Final = ("compile", "chunk", "pt2e", "expected_gpu_kernel_fbgemm", "ddp", "fsdp")  # minutes, or GiB, in each
 
 
@@ -69,6 +73,7 @@ def tune(runner: Runner, seconds: float) -> str:
 
 def main() -> int:
     parser = record.arguments(__doc__)
+    parser.add_argument("--torch", action="store_true", help="the tests of torch's own matrix products instead")
     parser.add_argument("--tests", type=int, default=800, help="about how many")
     parser.add_argument("--tune-s", type=float, default=180, help="seconds of tuning between the passes")
     parser.add_argument("--workers", type=int, default=6, help="tests that run at once")
@@ -78,20 +83,21 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU: nothing was run")
         return NOTHING_FETCHED
+    suite, name_of_suite = (TORCH, "torch") if args.torch else (TORCHAO, "torchao")
     folder, cache = args.folder.resolve(), Settings.from_env().cache
     build(cache)
     home = fresh(folder / "home" / "gpu")
     try:
-        fetched = fetch(SUITE, folder, args.sources and args.sources.resolve())
+        fetched = fetch(suite, folder, args.sources and args.sources.resolve())
     except NotFetched as err:
-        print(f"torchao: skipped, {err}")
+        print(f"{name_of_suite}: skipped, {err}")
         return NOTHING_FETCHED
     runners = [Runner(fetched, home, cache, fresh(folder / "parts" / str(i))) for i in range(args.workers)]
-    every = [name for name in runners[0].names(SUITE) if not any(word in name.lower() for word in LEFT_OUT)]
+    every = [name for name in runners[0].names(suite) if not any(word in name.lower() for word in LEFT_OUT)]
     names = every[:: max(1, len(every) // max(1, args.tests))]
     print(f"{len(names)} of {len(every)} tests", flush=True)
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "sdist": SUITE.sdist, "tests": len(names)}
-    name_of_file = f"gpu_foreign-{record.facts()['date'][:10]}"
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "sdist": suite.sdist, "tests": len(names)}
+    name_of_file = f"gpu_foreign{'_torch' * args.torch}-{record.facts()['date'][:10]}"
     outcomes: dict[str, dict[str, str]] = {}
     for how in ("off", "counting", "routed"):
         if how == "routed":
