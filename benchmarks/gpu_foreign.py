@@ -41,9 +41,19 @@ TORCHAO: Final = replace(
     left_out=("inductor_fusion",),
 )  # fmt: skip
 TORCH: Final = replace(
-    SUITES["torch"], paths=("test/test_matmul_cuda.py", "test/test_scaled_matmul_cuda.py"), left_out=()
+    SUITES["torch"],
+    paths=("test/test_matmul_cuda.py", "test/test_scaled_matmul_cuda.py", "test/test_linalg.py"),
+    left_out=("tunableop", "broken_solution"),
 )
+PRODUCTS: Final = ("mm", "matmul", "einsum", "tensordot", "addmv", "addbmm", "linear_layer", "float8", "cublas")
 LEFT_OUT: Final = ("compile", "chunk", "pt2e", "expected_gpu_kernel_fbgemm", "ddp", "fsdp")  # minutes, or GiB, in each
+
+
+def is_run(name: str, of_torch: bool) -> bool:
+    """Whether this test is one of those that run: of torch's, those of products on a GPU."""
+    if of_torch:
+        return "cuda" in name and any(word in name.rpartition("::")[2] for word in PRODUCTS)
+    return not any(word in name for word in LEFT_OUT)
 
 
 def in_parts(runners: list[Runner], how: str, names: list[str]) -> dict[str, str]:
@@ -93,7 +103,7 @@ def main() -> int:
         print(f"{name_of_suite}: skipped, {err}")
         return NOTHING_FETCHED
     runners = [Runner(fetched, home, cache, fresh(folder / "parts" / str(i))) for i in range(args.workers)]
-    every = [name for name in runners[0].names(suite) if not any(word in name.lower() for word in LEFT_OUT)]
+    every = [name for name in runners[0].names(suite) if is_run(name.lower(), args.torch)]
     names = every[:: max(1, len(every) // max(1, args.tests))]
     print(f"{len(names)} of {len(every)} tests", flush=True)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "sdist": suite.sdist, "tests": len(names)}
