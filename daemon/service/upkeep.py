@@ -75,7 +75,8 @@ class Upkeep:
                     "withdrawn problem=%s backend=%s reason='reported by a program'", gone.problem, gone.backend
                 )
             self._publish(now_s)
-            self._see_elsewhere(now_s, ours)
+            if not self._quiet:  # a foreground run tunes for one kind of device at a time, and says itself what is left
+                self._see_elsewhere(now_s, ours)
             if not self.publishing.runs:  # else each waits for its thread, or for its lock, and devices for the loop
                 self._tidy(now_s, rests)
             self.trouble, self.trouble_since_s = "", math.inf

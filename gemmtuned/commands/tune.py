@@ -211,12 +211,12 @@ _Share = tuple[list["Monitor"], list["Problem"]]
 
 
 def _shares(monitors: Sequence[Monitor], wanted: Sequence[Problem], most: int | None) -> list[_Share]:
-    """Where these problems run: with threads on the CPU, without on GPUs, where there are any; `most` of a kind."""
+    """Where these problems run: with threads on the CPU, without on GPUs, which come first; `most` devices of a kind."""
     gpus = [m for m in monitors if m.device.kind != "cpu"]
     cpus = [m for m in monitors if m.device.kind == "cpu"]
     on_gpu = [p for p in wanted if gpus and not p.threads]
     on_cpu = [p for p in wanted if p.threads or not gpus]
-    shares = [(devices[:most], problems) for devices, problems in ((cpus, on_cpu), (gpus, on_gpu)) if problems]
+    shares = [(devices[:most], problems) for devices, problems in ((gpus, on_gpu), (cpus, on_cpu)) if problems]
     there = max(len(devices) for devices, _ in shares)
     if most is not None and most > there:
         complain(f"--mp {most}: there {'is 1 device' if there == 1 else f'are {there} devices'} for these problems")

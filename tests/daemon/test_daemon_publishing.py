@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_cases import open_store
+from store_cases import NEW, open_store, problem, saw
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.settings import Settings
@@ -109,3 +109,18 @@ def test_the_loop_does_not_wait_for_the_thread_that_publishes(tmp_path: Path, mo
     assert (upkeep.trouble, upkeep.generation) == ("", store.solutions.generation())
     assert sys.getswitchinterval() == switch_s
     store.close()
+
+
+@pytest.mark.parametrize("in_the_foreground", [False, True])
+def test_a_service_alone_says_that_problems_wait_for_a_daemon_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, in_the_foreground: bool
+) -> None:
+    """`gemmtuned tune` runs for one kind of device after another: those of the next were told to start a daemon."""
+    store = open_store(tmp_path)
+    store.sightings.add("r", NEW, [saw(problem())], now_s=1000.0)
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
+    upkeep = Upkeep(store, settings, quiet=in_the_foreground)
+    upkeep.look(1000.0, at_once=True, rests=True, ours={"cpu-of-mine torch=2.0"})
+    upkeep.publishing.wait()
+    store.close()
+    assert ("not ours to tune problems=1" in caplog.text) is not in_the_foreground

@@ -529,7 +529,7 @@ def test_problems_go_to_the_device_they_are_for(monkeypatch: pytest.MonkeyPatch)
     cpu, gpus = Monitor("cpu"), [Monitor("cuda"), Monitor("cuda")]
     on_cpu, on_gpu = Problem(m=1, n=8, k=8, threads=2), Problem(m=1, n=8, k=8)
 
-    assert _shares([cpu, *gpus], [on_gpu, on_cpu], None) == [([cpu], [on_cpu]), (gpus, [on_gpu])]
+    assert _shares([cpu, *gpus], [on_gpu, on_cpu], None) == [(gpus, [on_gpu]), ([cpu], [on_cpu])]
     assert _shares([cpu, *gpus], [on_gpu], 1) == [(gpus[:1], [on_gpu])]
     assert _shares([cpu], [on_gpu, on_cpu], None) == [([cpu], [on_gpu, on_cpu])]
 
