@@ -1,13 +1,13 @@
 """Other projects' own tests with the hook off, counting, and routing everything it can: the outcomes must be the same.
 
-    python -m benchmarks foreign_suites                      (fetches 300 MB by pip and git; half an hour)
+    python -m benchmarks foreign_suites                      (fetches 600 MB by pip and git; three quarters of an hour)
     python -m benchmarks foreign_suites --suites peft --tests 200
     SOAK=test_programs_suites make soak                      (the same as tests, one for each suite)
 
 foreign_fetch.py says which tests of which projects these are.  Each suite has a virtual environment of its own (in
 .foreign of the checkout), which takes torch and gemmtuned from the one that runs this.  Where PyPI or GitHub cannot be
 reached, `--sources FOLDER`, or FOREIGN_SOURCES, names a folder with what pip and git would bring: archives and wheels,
-and a checkout of torchao's repository as torchao-VERSION.
+and checkouts of torchao's and torch's repositories as torchao-VERSION and torch-VERSION.
 
 Of each suite every n-th test runs, so that at most the number asked for is spread over all of it, three times in the
 same order: with the hook off; counting; and with a table that has a route for each problem that was counted

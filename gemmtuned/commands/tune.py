@@ -211,7 +211,7 @@ _Share = tuple[list["Monitor"], list["Problem"]]
 
 
 def _shares(monitors: Sequence[Monitor], wanted: Sequence[Problem], most: int | None) -> list[_Share]:
-    """Where these problems run: with threads on the CPU, without on GPUs, which come first; `most` devices of a kind."""
+    """Where these problems run: without threads on GPUs, which come first, with threads on CPUs; `most` of each."""
     gpus = [m for m in monitors if m.device.kind != "cpu"]
     cpus = [m for m in monitors if m.device.kind == "cpu"]
     on_gpu = [p for p in wanted if gpus and not p.threads]

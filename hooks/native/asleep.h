@@ -19,14 +19,15 @@ using ThreadBody = void* (*)(void*);
 
 // What a fork takes of Python, found at run time: the library is built for no one Python.
 struct Interpreter {
-  void* (*current)() = find<void* (*)()>("_PyThreadState_UncheckedGet");
+  void* (*current)() = find<void* (*)()>("PyThreadState_GetUnchecked", "_PyThreadState_UncheckedGet");  // until 3.12
   void* (*of_this_thread)() = find<void* (*)()>("PyGILState_GetThisThreadState");
   void* (*let_go)() = find<void* (*)()>("PyEval_SaveThread");
   void (*take)(void*) = find<void (*)(void*)>("PyEval_RestoreThread");
 
   template <class Function>
-  static Function find(const char* name) {
-    return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  static Function find(const char* name, const char* older = nullptr) {
+    void* const found = dlsym(RTLD_DEFAULT, name);
+    return reinterpret_cast<Function>(found || !older ? found : dlsym(RTLD_DEFAULT, older));
   }
   bool is_held() const {
     return current && of_this_thread && let_go && take && current() && current() == of_this_thread();

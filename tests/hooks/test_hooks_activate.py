@@ -335,6 +335,7 @@ def test_threads_that_switch_it_on_and_off_at_once_leave_one_hook_or_none(home: 
     assert home.calls() == 1
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="this Python ends a child that was told without its parent")
 def test_a_child_of_a_fork_by_c_is_told_by_its_server_alone_and_counts(home: Home) -> None:
     """uWSGI and others that embed Python fork by themselves, and tell Python so in the child."""
     done = home.run(

@@ -1,6 +1,6 @@
 """Other projects' own tests, thousands of them: benchmarks/foreign_suites.py finds none that the hook makes fail.
 
-    SOAK=test_programs_suites make soak            # all four, or one: SOAK=torchaos_own make soak
+    SOAK=test_programs_suites make soak            # all five, or one: SOAK=torchaos_own make soak
 
 What a machine without a network does not have is skipped with the name of the suite and what pip or git said.
 """
@@ -54,3 +54,8 @@ def test_gpytorchs_own_tests_come_out_as_without_the_hook(tmp_path: Path) -> Non
 def test_torchaos_own_tests_come_out_as_without_the_hook(tmp_path: Path) -> None:
     found = no_difference("torchao", tmp_path, 700)
     assert found["calls_served_by_routes"] > 200
+
+
+def test_torchs_own_tests_come_out_as_without_the_hook(tmp_path: Path) -> None:
+    found = no_difference("torch", tmp_path, 400)
+    assert found["calls_served_by_routes"] > found["tests"]
