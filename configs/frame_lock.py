@@ -17,6 +17,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.unpatched import sleep
 
 _LOOK_S: Final = 0.0005
+_YIELDS: Final = 0x20 | 0x80 | 0x200  # code of generators and coroutines: inspect.CO_GENERATOR and its like
 
 
 class Running:
@@ -34,15 +35,21 @@ class Running:
         """Whether the call has ended, or has come to another instruction."""
         mine = self.thread == _thread.get_ident()
         frame = sys._getframe(1) if mine else sys._current_frames().get(self.thread)
+        last = None
         while frame is not None:
             if self.is_of(frame):
                 return self._at is not None and frame.f_lasti != self._at
-            frame = frame.f_back
-        return True
+            last, frame = frame, frame.f_back
+        # The other thread may run meanwhile: a generator that has yielded has no caller any more, and hides ours
+        return mine or last is None or not last.f_code.co_flags & _YIELDS
 
     def is_of(self, frame: FrameType) -> bool:
         """Whether it is the call with this frame."""
         return id(frame) == self._id and frame.f_code is self._code
+
+    def is_of_the_frame_of(self, other: Running) -> bool:
+        """Whether both are calls of one thread with one frame, of which only one at a time can be going on."""
+        return (self.thread, self._id) == (other.thread, other._id) and self._code is other._code
 
 
 class FrameLock:
@@ -79,7 +86,7 @@ class FrameLock:
         try:  # each step on the line is one call into C, so no exception leaves half of it
             self._line.append(holder)
             while (first := self._line[0]) is not holder:
-                if first.is_over():
+                if first.is_over() or first.is_of_the_frame_of(holder):  # an earlier call's, which was cut off
                     self._remove(first)
                     continue
                 if first.thread == holder.thread:

@@ -74,10 +74,10 @@ class Events(Sleeper):
         """As Sleeper.wait; returns too when something happened in the folders, GAP_S after the last time or later."""
         until_s = clock.monotonic() + timeout_s
         gap_s = self._read_s + GAP_S - clock.monotonic()
-        if self._fd is None or gap_s > 0:
-            super().wait(timeout_s if self._fd is None else min(gap_s, timeout_s))
+        if not self.alive or gap_s > 0:
+            super().wait(min(gap_s, timeout_s) if self.alive else timeout_s)
         fd = self._fd
-        if fd is None:
+        if fd is None or not self.alive:  # a second `wake` finds no watch to take away, and would end no sleep there
             return
         if self._sleep(fd, until_s - clock.monotonic()):
             self._read_s = clock.monotonic()

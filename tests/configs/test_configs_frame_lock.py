@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -84,6 +85,62 @@ def test_what_is_left_locked_keeps_nothing_of_its_callers() -> None:
     assert gone() is None
     assert lock.enter(0.0)
     lock.leave()
+
+
+def test_a_later_call_with_the_same_frame_holds_nothing_yet() -> None:
+    """Frames are made where earlier ones were."""
+    lock, seen = FrameLock(), set[int]()
+
+    def call(*, late: bool) -> bool:
+        outermost = lock.__enter__()
+        seen.add(id(sys._getframe()))
+        if late:
+            raise Late
+        lock.__exit__()
+        return outermost
+
+    for _ in range(20):
+        with pytest.raises(Late):
+            call(late=True)
+        gc.collect()
+        assert call(late=False)
+    assert len(seen) < 40
+
+
+def test_a_call_is_not_over_because_its_generator_yields_in_the_middle_of_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look takes one frame after the other, and the thread runs on meanwhile."""
+    on_top, looked_at, has_yielded, end = (threading.Event() for _ in range(4))
+    calls: list[Running] = []
+
+    def generator() -> Iterator[None]:
+        on_top.set()
+        looked_at.wait(5.0)
+        yield
+
+    def call() -> None:
+        calls.append(Running(sys._getframe()))
+        for _ in generator():
+            has_yielded.set()
+            end.wait(5.0)
+
+    def is_of(running: Running, frame: FrameType) -> bool:
+        if frame.f_code is generator.__code__:
+            looked_at.set()
+            has_yielded.wait(5.0)
+        return was(running, frame)
+
+    was = Running.is_of
+    thread = threading.Thread(target=call)
+    thread.start()
+    on_top.wait(5.0)
+    monkeypatch.setattr(Running, "is_of", is_of)
+    assert not calls[0].is_over()
+    assert has_yielded.is_set()
+    end.set()
+    thread.join()
+    assert calls[0].is_over()
 
 
 def test_one_at_a_time_in_the_order_in_which_they_came() -> None:

@@ -155,6 +155,18 @@ def test_a_file_that_is_written_all_the_time_wakes_us_now_and_then(tmp_path: Pat
     events.close()
 
 
+def test_who_is_woken_again_and_again_wakes_each_time(tmp_path: Path) -> None:
+    """The first time takes the watches away, so the next has none to take away."""
+    events = Events()
+    events.watch({tmp_path: {"tuned.csv"}})
+    for _ in range(3):
+        began_s = clock.monotonic()
+        events.wake()
+        events.wait(4)
+        assert clock.monotonic() - began_s < 2
+    events.close()
+
+
 def test_one_folder_by_two_names_is_watched_for_both(tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "link").symlink_to("configs")
