@@ -8,6 +8,7 @@ lock is free, whether or not it was given back.
 from __future__ import annotations
 
 import _thread
+import gc
 import math
 import sys
 from types import FrameType
@@ -17,6 +18,8 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.unpatched import sleep
 
 _LOOK_S: Final = 0.0005
+_PATIENCE_S: Final = 0.05  # a look into another thread takes up to 0.2 us for each thread of the program
+_MORE_FRAMES: Final = 64  # room for those of threads that C began
 _YIELDS: Final = 0x20 | 0x80 | 0x200  # code of generators and coroutines: inspect.CO_GENERATOR and its like
 
 
@@ -27,6 +30,8 @@ class Running:
     at: the instruction that it is at; None: at any.
     """
 
+    done = False  # whether somebody has said that it is over
+
     def __init__(self, frame: FrameType, *, at: int | None = None) -> None:
         self.thread = _thread.get_ident()
         self._id, self._code, self._at = id(frame), frame.f_code, at
@@ -34,7 +39,7 @@ class Running:
     def is_over(self) -> bool:
         """Whether the call has ended, or has come to another instruction."""
         mine = self.thread == _thread.get_ident()
-        frame = sys._getframe(1) if mine else sys._current_frames().get(self.thread)
+        frame = sys._getframe(1) if mine else _top_of(self.thread)
         last = None
         while frame is not None:
             if self.is_of(frame):
@@ -82,18 +87,23 @@ class FrameLock:
 
     def _take(self, holder: Running, timeout_s: float) -> bool | None:
         """True; None where this thread holds it already; False when the time is over."""
-        until_s = math.inf
+        until_s = look_s = math.inf
         try:  # each step on the line is one call into C, so no exception leaves half of it
             self._line.append(holder)
             while (first := self._line[0]) is not holder:
-                if first.is_over() or first.is_of_the_frame_of(holder):  # an earlier call's, which was cut off
+                mine, now_s = first.thread == holder.thread, clock.monotonic()
+                until_s, look_s = min(until_s, now_s + timeout_s), min(look_s, now_s + _PATIENCE_S)
+                if first.done or first.is_of_the_frame_of(holder):  # the latter: an earlier call's, which was cut off
                     self._remove(first)
                     continue
-                if first.thread == holder.thread:
+                if mine or now_s >= min(look_s, until_s):
+                    look_s = now_s + _PATIENCE_S
+                    if first.is_over():
+                        self._remove(first)
+                        continue
+                if mine:
                     self._remove(holder)
                     return None
-                now_s = clock.monotonic()
-                until_s = min(until_s, now_s + timeout_s)
                 if now_s >= until_s:
                     self._remove(holder)
                     return False
@@ -113,3 +123,15 @@ class FrameLock:
             self._line.remove(holder)
         except ValueError:  # it was taken further out, or somebody saw that this holder was over
             pass
+
+
+def _top_of(thread: int) -> FrameType | None:
+    """The frame that a thread is in.
+
+    Python 3.11 makes it with its list of threads locked.  A collection of garbage then, with a finalizer that lets
+    other threads run, would stop the program for ever, so we have one come before (python/cpython#106883).
+    """
+    if sys.version_info[:2] == (3, 11) and gc.isenabled():
+        if gc.get_count()[0] + _thread._count() + _MORE_FRAMES > gc.get_threshold()[0]:
+            gc.collect(0)
+    return sys._current_frames().get(thread)

@@ -270,7 +270,6 @@ class _Paused(Running):
         self.hook, self._called_by_c = hook, caller is None
         self.how: Fork | None = None
         self.flushes = False  # none goes on
-        self.done = False
 
     def is_over(self) -> bool:
         """Whether the fork is."""

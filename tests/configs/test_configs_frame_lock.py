@@ -166,6 +166,30 @@ def test_one_at_a_time_in_the_order_in_which_they_came() -> None:
     assert done == [0, 1, 2, 3, 4]
 
 
+def test_who_waits_for_moments_looks_into_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a look takes longer the more threads there are, and in Python 3.11 it locks their list."""
+    lock, looks = FrameLock(), []
+    monkeypatch.setattr(Running, "is_over", lambda running: looks.append(running))
+
+    def work() -> None:
+        with lock:
+            time.sleep(0.005)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not looks
+    holder = Running(sys._getframe())
+    assert lock.hold(holder, 1.0)
+    holder.done = True
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not looks, "a fork that has said that it is over"
+
+
 def test_a_thread_enters_what_it_holds_and_others_wait_until_the_time_is_over() -> None:
     lock, got = FrameLock(), []
 
