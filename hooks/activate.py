@@ -307,7 +307,7 @@ def _after_fork_in_parent() -> None:
     paused.hook.python_forks(False)
     if paused.how is Fork.ENDED and paused.hook is _hook:
         with suppress(OSError):
-            paused.hook.background.start()
+            paused.hook.background.begin_again(paused.hook.native)
 
 
 def _after_fork() -> None:

@@ -17,6 +17,7 @@ import ctypes
 import os
 import signal
 import sys
+from _thread import get_native_id
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import byref, c_int, c_long, c_short, c_uint64, c_ulong, c_void_p
@@ -152,6 +153,16 @@ class Background:
             self.end(timeout_s)
             return Fork.ENDED
         return Fork.HELD if self._awake.hold(fork, timeout_s) else Fork.BESIDE
+
+    def begin_again(self, native: Native | None) -> None:
+        """Begin the thread that `before_fork` has ended. Raises OSError when the system gives us none."""
+        if native is None or get_native_id() != os.getpid():  # C has Python's main thread begin it
+            self.start()
+            return
+        with self._state:
+            self._ending, self._last = False, None
+        at_first_count(native, self.run)
+        native.begin_soon()
 
     def end(self, timeout_s: float, last: Callable[[], None] | None = None) -> bool:
         """End the thread after its current turn, and after `last`; True when it has ended within the time."""

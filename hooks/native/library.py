@@ -67,6 +67,8 @@ SIGNATURES: Final = (
     ("gt_sleep", ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)),
     ("gt_wake", None),
     ("gt_python_forks", None, ctypes.c_int),
+    ("gt_begin_soon", None),
+    ("gt_after_python_fork", None),
     (
         "gt_trial_begin",
         None,

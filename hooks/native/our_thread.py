@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 
@@ -10,6 +11,7 @@ class OurThread:
     """A part of Native."""
 
     _lib: ctypes.CDLL
+    _knows_ends_of_forks = False
 
     def at_first_count(self, body: Any) -> bool:
         """Run `body`, a ctypes callback, in a thread of its own when the next new problem is counted; None: do not.
@@ -36,3 +38,13 @@ class OurThread:
     def python_forks(self, is_so: bool) -> None:
         """Whether this thread is in the middle of a fork by Python."""
         self._lib.gt_python_forks(is_so)
+        if is_so and not self._knows_ends_of_forks:  # now, so that it is called after the hook that begins the thread
+            self._knows_ends_of_forks = True
+            os.register_at_fork(after_in_parent=self._lib.gt_after_python_fork)
+
+    def begin_soon(self) -> None:
+        """Have C begin the thread of `at_first_count` once the fork by Python is over, if no count has begun it before.
+
+        For the main thread, within a hook after a fork that was told as one by Python.
+        """
+        self._lib.gt_begin_soon()

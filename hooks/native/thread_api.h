@@ -1,9 +1,22 @@
 // The part of the C interface that is about the hook's one thread; hooks/native/our_thread.py calls it.
 #pragma once
+#include <unistd.h>
+
 #include "asleep.h"
 #include "first_count.h"
 
 using namespace gemmtuned;
+
+namespace gemmtuned {
+
+inline std::atomic<pid_t> g_begins_soon_in{0};  // the process: a child has its parent's pending calls
+
+inline int begin_now(void*) noexcept {
+  if (g_begins_soon_in.exchange(0) == getpid()) first_count();
+  return 0;
+}
+
+}  // namespace gemmtuned
 
 extern "C" {
 
@@ -28,5 +41,17 @@ void gt_wake() noexcept { g_asleep.wake(); }
 
 // Whether this thread is about to fork by Python, which has waited for our thread in its own way.
 void gt_python_forks(int is_so) noexcept { t_python_forks = is_so != 0; }
+
+// Our thread, which has ended for a fork by Python, begins again once the forking thread runs Python code: from 3.13 on
+// Python counts the threads of a parent after all its hooks of the fork, and warns of a second one.
+void gt_begin_soon() noexcept { g_begins_soon_in.store(getpid()); }
+
+// Python's last of these hooks, called by C: nothing written in Python runs between it and the count.
+void gt_after_python_fork() noexcept {
+  if (g_begins_soon_in.load() != getpid()) return;
+  using Add = int (*)(int (*)(void*), void*);
+  static const Add add = Interpreter::find<Add>("Py_AddPendingCall");
+  if (!add || add(begin_now, nullptr) != 0) begin_now(nullptr);
+}
 
 }  // extern "C"

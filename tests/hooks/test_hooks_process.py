@@ -375,6 +375,45 @@ def test_a_fork_finds_the_thread_asleep_or_gone_where_python_would_warn(home: Ho
     assert home.calls() == 2
 
 
+def test_our_thread_begins_again_when_python_has_counted_the_threads_after_a_fork(home: Home) -> None:
+    """From 3.13 on it counts them after all hooks. Only C may run before that: `count` is a hook as ours is."""
+    done = home.run(
+        """
+    import functools, itertools, json, os, time, torch, warnings
+    import gemmtuned
+    from gemmtuned.hooks import background, hook
+    from hooked import wait_for
+    background._WARNS_OF_THREADS = True
+    hook.FORK_S = 60
+    warnings.simplefilter("error")
+
+    def fork():
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+
+    counted, tasks = [], "/proc/self/task"
+    count = functools.partial(next, map(counted.append, map(len, map(os.listdir, itertools.repeat(tasks)))))
+    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+    wait_for(lambda: gemmtuned.status()["calls"] == 1)
+    fork()
+    os.register_at_fork(after_in_parent=count)
+    for _ in range(10):
+        wait_for(lambda: len(os.listdir(tasks)) == 2)
+        fork()
+    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+    wait_for(lambda: gemmtuned.status()["calls"] == 2)
+    print(json.dumps(counted))
+    """,
+        OMP_NUM_THREADS="1",
+        OPENBLAS_NUM_THREADS="1",
+        MKL_NUM_THREADS="1",
+    )
+
+    assert done.said == [1] * 10
+    assert home.calls() == 2
+
+
 def test_a_forked_child_has_a_thread_from_its_first_count_on_and_writes_nothing_without(home: Home) -> None:
     done = home.run(
         """
