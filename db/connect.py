@@ -89,8 +89,8 @@ class Connection:
 
         def once() -> T:
             conn = self._handle.ready()
-            conn.execute("BEGIN")
             try:
+                conn.execute("BEGIN")
                 return work(conn)
             finally:
                 if conn.in_transaction:
@@ -216,6 +216,7 @@ class Connection:
         _mind_forks()
         with self._thread as outermost:
             if outermost:
+                _end_transaction(self._handle)
                 self.lock.free()
             for last in (False, True):
                 try:
@@ -258,8 +259,8 @@ class Connection:
             conn = self._handle.ready_to_write()  # again, since the file may have been set aside while we waited
             if durable:
                 conn.execute("PRAGMA synchronous = FULL")
-            conn.execute("BEGIN IMMEDIATE")
             try:
+                conn.execute("BEGIN IMMEDIATE")
                 _refuse_newer(conn, self.path)
                 result = work(conn)
                 failpoints.point("store.commit")
@@ -292,6 +293,14 @@ def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:
     (version,) = conn.execute("PRAGMA user_version").fetchone()
     if version > migrations.SCHEMA:
         raise StoreError(migrations.too_new(path, version))
+
+
+def _end_transaction(handle: Handle) -> None:
+    """End one that an exception from a signal's handler has cut off: it would keep all other programs waiting."""
+    conn = handle.conn
+    if conn is not None and conn.in_transaction and not handle.is_cut_off():
+        with contextlib.suppress(sqlite3.Error):  # the next statement says what is wrong
+            conn.execute("ROLLBACK")
 
 
 def _locks_of(path: Path, locks: Path) -> Path:
