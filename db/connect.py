@@ -89,8 +89,8 @@ class Connection:
 
         def once() -> T:
             conn = self._handle.ready()
+            conn.execute("BEGIN")  # where a handler asks in the middle of a call, this fails, and that call's stays
             try:
-                conn.execute("BEGIN")
                 return work(conn)
             finally:
                 if conn.in_transaction:
@@ -259,8 +259,8 @@ class Connection:
             conn = self._handle.ready_to_write()  # again, since the file may have been set aside while we waited
             if durable:
                 conn.execute("PRAGMA synchronous = FULL")
+            conn.execute("BEGIN IMMEDIATE")  # as in `read`
             try:
-                conn.execute("BEGIN IMMEDIATE")
                 _refuse_newer(conn, self.path)
                 result = work(conn)
                 failpoints.point("store.commit")

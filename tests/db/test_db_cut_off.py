@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from pathlib import Path
 from types import FrameType
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gemmtuned.configs.errors import StoreError
 from gemmtuned.db.connect import Connection
 
 
@@ -49,6 +51,18 @@ def test_a_write_that_is_cut_off_anywhere_leaves_no_transaction(tmp_path: Path) 
         assert other.write(lambda _: 2) == 2, at
     store.close()
     other.close()
+
+
+def test_who_asks_in_the_middle_of_a_write_does_not_undo_it(tmp_path: Path) -> None:
+    store = Connection(tmp_path / "shapes.db", locks=tmp_path, timeout_s=0.2, create=True)
+
+    def work(conn: sqlite3.Connection) -> bool:
+        with pytest.raises(StoreError):
+            store.read(lambda _: 1)
+        return conn.in_transaction
+
+    assert store.write(work)
+    store.close()
 
 
 def test_what_is_left_open_is_rolled_back(tmp_path: Path) -> None:
