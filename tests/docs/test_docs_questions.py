@@ -59,7 +59,7 @@ def shape(text: str) -> set[str]:
     text = re.sub(r"(cpu|cuda)(-[a-z0-9]+)+", r"\1-device", text)  # each machine's own
     lines = (re.sub(r"[0-9][0-9.,e-]*( (us|ms|s|h|min|KiB|MiB|%))?", "#", line) for line in text.splitlines())
     lines = (" ".join(line.split()).replace("problems", "problem").replace(" others used", "") for line in lines)
-    program = "(classifier|workers)( cpu|: # of the time that it ran)"
+    program = "(classifier|workers)( cpu|: # of the time that it ran|: the estimated GEMM time is more than)"
     rows = rf"(estimated: |home: |fp#|#|dense|{program}|exact|multiple of|# (of them|problem))"
     return {line for line in lines if line and not re.match(rows, line)}
 
