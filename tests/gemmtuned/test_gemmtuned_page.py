@@ -150,23 +150,24 @@ def test_the_floor_is_the_best_rate_of_the_device_and_type(page: str) -> None:
 
 
 def test_what_was_tried_and_found_lies_in_time(tmp_path: Path) -> None:
+    now_s = NOW_S // HOUR * HOUR + HOUR / 2  # hours of the clock: a minute ago is in this one
     store = open_store(tmp_path)
-    store.sightings.add("serve", NEW, [saw(problem(), 9)], now_s=NOW_S)
-    store.solutions.install(None, [found(problem())], environment=NEW, now_s=NOW_S - 60)
+    store.sightings.add("serve", NEW, [saw(problem(), 9)], now_s=now_s)
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=now_s - 60)
     store.close()
     with sqlite3.connect(tmp_path / "tune.db") as conn:
         conn.execute(
             "INSERT INTO trial (problem_id, environment_id, mode, backend, config, phase, outcome, note, started_us, "
             "owner, stamp) VALUES (1, 1, 'eager', 'onednn', '{}', 'race', 'ok', '', ?, 'h', '')",
-            (round((NOW_S - 12 * HOUR) * 1e6),),
+            (round((now_s - 12 * HOUR) * 1e6),),
         )
     conn.close()
-    made = timeline(tmp_path / "tune.db", slots=24, since_s=24 * HOUR, now_s=NOW_S)
+    made = timeline(tmp_path / "tune.db", slots=24, since_s=24 * HOUR, now_s=now_s)
 
     assert list(made) == ["cpu-test"]
     assert [i for i, slot in enumerate(made["cpu-test"]) if slot["trials"]] == [pytest.approx(11, abs=1)]
     assert made["cpu-test"][-1] == {"trials": 0, "problems": 0, "faster": 1, "best": 0}
-    page = render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
+    page = render(collect(tmp_path / "tune.db", since_s=86400, now_s=now_s))
     assert "What was tuned when" in page and "1 trials of 1 problems" in page
 
 
