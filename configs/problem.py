@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.near import did_you_mean
+from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.spelling import NUMBERS, REST_OF_0_1_0, SPELLED, SWITCHES, values_of, written
 from gemmtuned.configs.value_class import value_class
 
@@ -217,6 +218,10 @@ class Problem:
     def with_m(self, m: int) -> Problem:
         """The same problem with another number of rows; a batch-invariant one does not change."""
         return replace(self, m=m)
+
+    def filed(self, covers: str) -> Problem:
+        """The one under which a solution for it is kept that covers this step of the look-up (padding.COVERS)."""
+        return self.with_m(padded_m(self.m, self.n, covers))
 
     def with_shape(self, m: int, n: int, k: int) -> Problem:
         """The same problem with other sizes, for callers that make many: nothing else is validated again."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import SettingError
-from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import known_problems
 from gemmtuned.db.ask import DAY_S, ask
 from gemmtuned.db.rows import us
@@ -55,7 +55,7 @@ def called_by(path: Path, run: str) -> set[str]:
 def filed_for(problems: set[str]) -> set[tuple[str, str]]:
     """(problem, covers) under which solutions for these problems are filed: as themselves, and as their buckets."""
     return {
-        (str(one.with_m(padded_m(one.m, one.n, covers))), covers)
+        (str(one.filed(covers)), covers)
         for one in known_problems({"problem": text} for text in problems)
         for covers in COVERS
     }

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.daemon.protocol.options import SearchOptions
@@ -60,7 +59,7 @@ class Request:
     ) -> None:
         """This unit of work is done with, for all of its problems; solution: its verdict, if it has one."""
         for asked in self.problems:
-            if asked.with_m(padded_m(asked.m, asked.n, covers)) == problem:
+            if asked.filed(covers) == problem:
                 self.settled.add(asked)
                 if put_off:
                     self.put_off[asked] = put_off

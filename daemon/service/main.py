@@ -24,7 +24,7 @@ from gemmtuned.configs.errors import (
     TryLater,
     WorkerFailed,
 )
-from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings, unknown_variables
 from gemmtuned.configs.solution import Device, Environment, Solution
@@ -291,7 +291,7 @@ def _results(
             if environment.accepts(solution.backend, solution.stamp):
                 live[solution.problem, solution.covers] = solution
     for problem in wanted:
-        keys = ((problem.with_m(padded_m(problem.m, problem.n, covers)), covers) for covers in COVERS)
+        keys = ((problem.filed(covers), covers) for covers in COVERS)
         if problem in request.put_off:
             continue
         found = request.found.get(problem) or next((live[key] for key in keys if key in live), None)

@@ -8,7 +8,7 @@ import typer
 
 from gemmtuned.commands import completing
 from gemmtuned.commands.options import Json, chosen, problems, seen, settings, threads_option, whole_number
-from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, WEIGHT_STATES, Problem
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
@@ -59,7 +59,7 @@ def explain(
     steps = [(problem, queries.explain(here.db, problem)) for problem in found]
     hints = [row for problem in found[:MOST] for row in queries.hints(here.db, problem)]
     unseen = [problem for problem, rows in steps if not rows]
-    filed = {str(p.with_m(padded_m(p.m, p.n, covers))) for p in unseen for covers in COVERS}
+    filed = {str(p.filed(covers)) for p in unseen for covers in COVERS}
     solutions = queries.solutions(here.db, problems=filed) if unseen else []
     missed = [problem for problem, rows in steps[:MOST] if not any(row["chosen"] for row in rows)]
     elsewhere = {problem: tuned_with(here.db, problem) for problem in missed}

@@ -19,7 +19,7 @@ from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.formats import read_any, tunableop
 from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.model_shapes import NSETS, Plan, plan, problems, read_config
-from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem, as_by_default, known_problems
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.tunable import can_tune
@@ -52,10 +52,8 @@ class Wanted:
 
         units: what is tuned as one: a fine bucket with more than three sizes, else each size by itself (db/leases.py).
         """
-        keys = {
-            f"{covers}_keys": len({p.with_m(padded_m(p.m, p.n, covers)) for p in self.problems}) for covers in COVERS
-        }
-        sizes = Counter(p.with_m(padded_m(p.m, p.n, "fine")) for p in self.problems)
+        keys = {f"{covers}_keys": len({p.filed(covers) for p in self.problems}) for covers in COVERS}
+        sizes = Counter(p.filed("fine") for p in self.problems)
         return {**keys, "units": sum(1 if count > 3 else count for count in sizes.values())}
 
 
@@ -302,7 +300,7 @@ def decided(here: Settings, devices: Collection[str], wanted: Sequence[Problem])
 
     if not here.db.exists():
         return 0
-    sizes = {p: [(str(p.with_m(padded_m(p.m, p.n, covers))), covers) for covers in COVERS] for p in wanted}
+    sizes = {p: [(str(p.filed(covers)), covers) for covers in COVERS] for p in wanted}
     rows = queries.solutions(here.db, problems={problem for keys in sizes.values() for problem, _ in keys})
     known = {(row["problem"], row["covers"]) for row in rows if row["device"] in devices}
     return sum(not known.isdisjoint(keys) for keys in sizes.values())

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.fleet import Unit
@@ -90,7 +89,7 @@ def _units(one: Seen, *, stale_us: int) -> Iterable[tuple[Problem, str, dict[Pro
     buckets: dict[Problem, list[tuple[Problem, Mapping[str, float]]]] = defaultdict(list)
     for row in one.counts:
         problem = Problem.parse(row["problem"])
-        buckets[problem.with_m(padded_m(problem.m, problem.n, "fine"))].append((problem, row))
+        buckets[problem.filed("fine")].append((problem, row))
     for bucket, members in buckets.items():
         waits = [(p, row) for p, row in members if not row["covered"] and row["last_seen_us"] >= stale_us]
         if len(members) > EXACT and waits:

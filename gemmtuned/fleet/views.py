@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND
 from gemmtuned.fleet import claims
@@ -146,7 +145,7 @@ def _alike(told: Iterable[Seen]) -> dict[tuple[str, ...], list[tuple[str, Row]]]
 def _units(text: str) -> tuple[str, str]:
     """Names of the units that a problem may be tuned with: its own, and its bucket's."""
     problem = Problem.parse(text)
-    bucket = problem.with_m(padded_m(problem.m, problem.n, "fine"))
+    bucket = problem.filed("fine")
     return unit_name(problem, "exact"), unit_name(bucket, "fine")
 
 

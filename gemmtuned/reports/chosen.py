@@ -8,7 +8,7 @@ from pathlib import Path
 from gemmtuned.configs.aiter_csv import read_file
 from gemmtuned.configs.aiter_rows import candidate_of, problem_of, time_of
 from gemmtuned.configs.hint import plain_case
-from gemmtuned.configs.padding import COVERS, padded_m
+from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
@@ -34,7 +34,7 @@ def of_table(path: Path, wanted: Sequence[Problem], *, dtype: str) -> list[tuple
             best[problem] = us, candidate
     found = []
     for problem in wanted:
-        levels = (problem.with_m(padded_m(problem.m, problem.n, covers)) for covers in COVERS)
+        levels = (problem.filed(covers) for covers in COVERS)
         keys = map(plain_case, levels)  # AITER's rows know no threads and no math mode
         found.append((problem, next((best[key][1] for key in keys if key in best), _DEFAULT)))
     return found
@@ -50,6 +50,6 @@ def published(settings: Settings, wanted: Sequence[Problem]) -> list[tuple[Probl
         }
     found = []
     for problem in wanted:
-        keys = ((problem.with_m(padded_m(problem.m, problem.n, covers)), covers) for covers in COVERS)
+        keys = ((problem.filed(covers), covers) for covers in COVERS)
         found.append((problem, next((live[key] for key in keys if key in live), _DEFAULT)))
     return found

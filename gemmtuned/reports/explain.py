@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from gemmtuned.configs.moment import duration
-from gemmtuned.configs.padding import fine_step, padded_m
+from gemmtuned.configs.padding import fine_step
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.reports.gains import EVERY_M
@@ -121,7 +121,7 @@ def _unseen(problem: Problem, solutions: Sequence[Row]) -> str:
     """A size nobody called may still be served: by a bucket that was proven over all its sizes."""
     for row in solutions:
         filed = matching([row], {})
-        if filed and filed[0] == problem.with_m(padded_m(problem.m, problem.n, row["covers"])):
+        if filed and filed[0] == problem.filed(row["covers"]):
             by = Candidate(row["backend"], row["config"])
             sizes = f"M={row['m']}" if row["covers"] == "exact" else f"sizes up to M={row['m']}"
             where = f"proven for {sizes} on {row['device']}"
