@@ -10,6 +10,27 @@ from hooked import Home
 
 from gemmtuned.configs.turns import Turns
 
+# How many events of our code a call has; at the one of that number `act` comes, as a signal's handler does.
+EVENTS = """
+def events_of(call, at=0, act=None):
+    seen = 0
+    def local(frame, event, arg):
+        nonlocal seen
+        seen += 1
+        if seen == at:
+            sys.settrace(None)
+            act()
+        return local
+    def called(frame, event, arg):
+        name = frame.f_globals.get("__name__", "")
+        return local(frame, event, arg) if name.startswith("gemmtuned.") else None
+    sys.settrace(called)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return seen
+"""
 # Interrupts every STEP-th event of our code in one call by another call, as a handler would; says what is wrong then.
 INTERRUPTED = """
 import faulthandler, json, os, sys
@@ -41,27 +62,12 @@ calls = {"reload": gemmtuned.reload, "newer": newer, "status": gemmtuned.status,
          "cycle": cycle}
 
 def interrupted(at):
-    seen = 0
-    def local(frame, event, arg):
-        nonlocal seen
-        seen += 1
-        if seen == at:
-            sys.settrace(None)
-            calls[inner]()
-        return local
-    def called(frame, event, arg):
-        name = frame.f_globals.get("__name__", "")
-        return local(frame, event, arg) if name.startswith("gemmtuned.") else None
     if outer == "reload":
         published_anew()
-    sys.settrace(called)
     try:
-        calls[outer]()
+        return events_of(calls[outer], at, calls[inner])
     except Exception as err:
         wrong.append([at, repr(err)])
-    finally:
-        sys.settrace(None)
-    return seen
 
 interrupted(0)
 if not gemmtuned.is_enabled():
@@ -97,7 +103,7 @@ def test_a_call_that_interrupts_another_is_obeyed_and_leaves_the_newest_in_use(
 ) -> None:
     """It was undone by the one that it had interrupted, raised, waited for itself, or left a second thread."""
     events, wrong = home.run(
-        INTERRUPTED, outer, inner, str(step), GEMMTUNED_FLUSH_S="3600", GEMMTUNED_RELOAD="manual"
+        EVENTS + INTERRUPTED, outer, inner, str(step), GEMMTUNED_FLUSH_S="3600", GEMMTUNED_RELOAD="manual"
     ).said
 
     assert events > 100
@@ -145,22 +151,14 @@ def in_a_phase():
 calls = {"disable": gemmtuned.disable, "enable": gemmtuned.enable, "reload": gemmtuned.reload, "fork": fork,
          "exit": activate._last_flush, "phase": in_a_phase}
 
+def raise_late():
+    raise Late
+
 def cut_off(at):
-    seen = 0
-    def local(frame, event, arg):
-        nonlocal seen
-        seen += 1
-        if seen == at:
-            raise Late
-        return local
-    sys.settrace(lambda frame, *_: local if frame.f_globals.get("__name__", "").startswith("gemmtuned.") else None)
     try:
-        calls[outer]()
+        return events_of(calls[outer], at, raise_late)
     except Late:
         pass
-    finally:
-        sys.settrace(None)
-    return seen
 
 def stored():
     conn = sqlite3.connect(home / "tune.db")
@@ -223,7 +221,7 @@ print(json.dumps([events, wrong[:9]]))
 )
 def test_what_an_exception_cuts_off_holds_up_nothing_and_loses_nothing(home: Home, outer: str, step: int) -> None:
     """A lock stayed locked: the thread waited for ever, each later change 2 s, and counts were lost."""
-    events, wrong = home.run(CUT_OFF, outer, str(step), GEMMTUNED_RELOAD="manual").said
+    events, wrong = home.run(EVENTS + CUT_OFF, outer, str(step), GEMMTUNED_RELOAD="manual").said
 
     assert events > 50
     assert wrong == []
