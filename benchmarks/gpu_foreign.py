@@ -93,14 +93,14 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no GPU: nothing was run")
         return NOTHING_FETCHED
-    suite, name_of_suite = (TORCH, "torch") if args.torch else (TORCHAO, "torchao")
+    suite = TORCH if args.torch else TORCHAO
     folder, cache = args.folder.resolve(), Settings.from_env().cache
     build(cache)
     home = fresh(folder / "home" / "gpu")
     try:
         fetched = fetch(suite, folder, args.sources and args.sources.resolve())
     except NotFetched as err:
-        print(f"{name_of_suite}: skipped, {err}")
+        print(f"{suite.sdist}: skipped, {err}")
         return NOTHING_FETCHED
     runners = [Runner(fetched, home, cache, fresh(folder / "parts" / str(i))) for i in range(args.workers)]
     every = [name for name in runners[0].names(suite) if is_run(name.lower(), args.torch)]

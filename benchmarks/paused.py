@@ -13,14 +13,13 @@ class Paused(Running):
 
     def __init__(self, hook: Any) -> None:
         super().__init__(sys._getframe())
-        self._over = False
         if not hook.flusher.pause(self):
             raise RuntimeError("a flush that reads the same counters does not end")
 
     def is_over(self) -> bool:
         """Whether `resume` was called."""
-        return self._over
+        return self.done
 
     def resume(self) -> None:
         """Let flushes run."""
-        self._over = True
+        self.done = True

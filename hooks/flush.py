@@ -85,9 +85,7 @@ class Flusher:
         self._aside: list[Sighting] = []  # counts of phases that have ended since the last flush
         self._draining = FrameLock()  # held by a drain or a phase change; a signal handler may start a second one
         self.hurried = False  # a thread of the program is waiting for the current drain to end
-        self._lock = (
-            FrameLock()
-        )  # one flush at a time: the thread's, or that of a program's thread where ours does not run
+        self._lock = FrameLock()  # one flush at a time: of our thread, or of a program's where ours does not run
         self._due_s = clock.monotonic() + _pause_s(settings)
         self._has_session = False  # our row is in the store
         self.in_store = False  # a flush is inside SQLite, not waiting for an import

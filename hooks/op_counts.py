@@ -39,6 +39,8 @@ class OpCounts:
             yield Sighting(problem, outcome, count, graph=graph, place=place)
 
     def _taken(self) -> Counter[tuple[Problem, str, str, bool]]:
+        if not self._calls:  # mostly so, and each change of phase asks
+            return Counter()
         with self._lock:
             calls, self._calls = self._calls, Counter()
         return calls
