@@ -6,6 +6,8 @@ an exception here would make `import torch` itself fail.
 
 from __future__ import annotations
 
+import sys
+
 
 def autoload() -> None:
     """Activate the hook when the environment asks for it."""
@@ -14,6 +16,12 @@ def autoload() -> None:
 
         if not wants_activation():
             return
+        package = sys.modules["gemmtuned"]
+        if package.__file__ is None:
+            raise ImportError(
+                f"the folder {next(iter(package.__path__))} beside the program hides the package gemmtuned, which is "
+                "installed editable. Run the program from another folder, or install gemmtuned without -e"
+            )
         from gemmtuned.hooks.activate import activate
 
         hook = activate()

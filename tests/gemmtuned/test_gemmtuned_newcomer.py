@@ -244,3 +244,16 @@ def test_the_log_does_not_end_with_a_pause_that_is_over(caplog: pytest.LogCaptur
     after = tell("others use 70 % (a 1)")
     assert after[0] == "goes on after='paused'" and "others use 70 %" in after[1]
     assert tell("others use 70 % (a 1)") == [] and now_s < SAY_AGAIN_S
+
+
+def test_a_folder_of_our_name_beside_a_program_is_named_and_nothing_is_switched_on(tmp_path: Path) -> None:
+    """As a clone is, with an editable installation: its folders were half of a package, and no table was taken up."""
+    (tmp_path / "gemmtuned").symlink_to(Path(__file__).resolve().parents[2])
+    program = tmp_path / "serve.py"
+    program.write_text("from gemmtuned._autoload import autoload\nautoload()\nprint('served')\n")
+    env = environment(tmp_path / "home", GEMMTUNED="1")
+    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+    assert f"the folder {tmp_path}/gemmtuned beside the program hides the package gemmtuned" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "home").exists()
