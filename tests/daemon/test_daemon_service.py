@@ -127,7 +127,7 @@ def test_the_daemons_own_log_gives_no_advice_to_start_it(
     with caplog.at_level(logging.INFO, "gemmtuned"):
         world.daemon.resume(world.clock.now_s)
         wait_for(lambda: world.run(5) and "store was damaged" in caplog.text)
-        world.run(30)
+        wait_for(lambda: world.run(30) and len(world.solved()) == 2)  # they come back in a thread
 
     said = [record.getMessage() for record in caplog.records]
     assert not [line for line in said if "tart gemmtuned daemon" in line or "restart the one" in line], said
