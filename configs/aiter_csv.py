@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -25,7 +24,14 @@ from typing import Any, Final, TextIO
 from gemmtuned.configs import aiter_headers
 from gemmtuned.configs.aiter_ages import places
 from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, decides, parser, real
-from gemmtuned.configs.aiter_headers import EVERY, AiterFamily, family_of_header, kind_of, named_family
+from gemmtuned.configs.aiter_headers import (
+    EVERY,
+    AiterFamily,
+    family_of_header,
+    ignoring,
+    kind_of,
+    named_family,
+)
 from gemmtuned.configs.aiter_remarks import is_flag, is_index
 from gemmtuned.configs.aiter_swapped import LOOKED_AT, exchanged, other_unit
 from gemmtuned.configs.aiter_text import (
@@ -257,7 +263,7 @@ class Reader:
                 if told:
                     raise TableError(
                         f"{self._name}: column {column} holds {told[:40]!r}, which tells what the product is: name it "
-                        f"as AITER does, or say --ignore-column {shlex.quote(column)}"
+                        f"as AITER does, or say {ignoring(column)}"
                     )
 
     def _rows(self) -> Iterator[Row]:

@@ -12,7 +12,6 @@ repository have had, and AMD's guide to GEMM optimisation.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -267,8 +266,18 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
                 raise TableError(f"{name}: column {column} is {usual} in AITER's tables: rename it")
             raise TableError(
                 f"{name}: column {column} is not known and could decide what the product is. Where it does not, say "
-                f"--ignore-column {shlex.quote(column)}, or take it out of the file"
+                f"{ignoring(column)}, or take it out of the file"
             )
+
+
+def ignoring(column: str) -> str:
+    """The option that has a column read over, as it is typed in a shell.
+
+    Tables are read in programs, too, which may have a shlex.py of their own: torch does not import `shlex`.
+    """
+    plain = re.fullmatch(r"[A-Za-z0-9_.:+-]+", column)
+    word = column if plain else "'" + column.replace("'", "'\"'\"'") + "'"
+    return f"--ignore-column {word}"
 
 
 def _bare(column: str) -> str:

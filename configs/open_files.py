@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
-import resource
 from typing import Final
 
 _NEEDED: Final = 8  # descriptors that SQLite and we have open at once, at most
+_RLIMIT_NOFILE: Final = 7  # Linux's number, on every architecture that torch is built for
 
 
 def limit_reached(err: BaseException | None = None) -> str:
@@ -21,13 +22,23 @@ def limit_reached(err: BaseException | None = None) -> str:
         return "the machine has no room for more open files. Close programs, or raise it: sysctl -w fs.file-max=..."
     if number != errno.EMFILE:
         return ""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = _limits()
     raised, by = (hard, "") if hard > soft else (max(4 * soft, 1024), " (as root)")
     now = f"prlimit --pid {os.getpid()} --nofile={raised}:{max(raised, hard)}"
     return (
         f"this process has as many files open as it may ({soft}). Raise that{by}: ulimit -n {raised} before it starts "
         f"(LimitNOFILE= of a service), or if it runs on: {now}"
     )
+
+
+def _limits() -> tuple[int, int]:
+    """How many files this process may have open, and how far it may raise that.
+
+    The C library is asked: torch does not import `resource`, and a program may have a resource.py of its own.
+    """
+    both = (ctypes.c_ulong * 2)()
+    ctypes.CDLL(None).getrlimit(_RLIMIT_NOFILE, both)
+    return both[0], both[1]
 
 
 def _probed() -> int | None:

@@ -18,10 +18,11 @@ from gemmtuned.db.store import Store
 HOSTILE = (
     "watchdog", "click", "platformdirs", "pandas", "sqlite_utils", "psutil", "rich", "typer", "pluggy", "dateutil",
     "prometheus_client", "triton", "commands", "reports", "daemon", "kernels", "hooks", "db", "configs",
+    "resource", "shlex", "secrets", "hmac", "html", "statistics", "getpass",
 )  # fmt: skip
 
 
-def run_among(home: Home, folder: Path, names: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def run_among(home: Home, folder: Path, names: tuple[str, ...], **env: str) -> subprocess.CompletedProcess[str]:
     """A program whose folder has modules of these names, each of which ends a program that imports it."""
     folder.mkdir()
     for name in names:
@@ -35,15 +36,18 @@ def run_among(home: Home, folder: Path, names: tuple[str, ...]) -> subprocess.Co
     publish(home.path / "configs", [published(LINEAR, "onednn")], 1)
     return subprocess.run(
         [sys.executable, str(folder / "main.py"), str(folder)],
-        env=home.environment(PYTHONPATH=""), cwd=folder, capture_output=True, text=True, timeout=60,
+        env=home.environment(PYTHONPATH="", **env), cwd=folder, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
 @pytest.mark.long
 def test_names_of_modules_in_the_programs_folder_are_the_programs(home: Home, tmp_path: Path) -> None:
-    done = run_among(home, tmp_path / "program", HOSTILE)
+    table = tmp_path / "bf16_tuned_gemm.csv"
+    table.write_text("M,N,K,bias,dtype\n4,8,16,False,torch.bfloat16\n")
+    done = run_among(home, tmp_path / "program", HOSTILE, AITER_CONFIG_GEMM_BF16=str(table))
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "1\n", 1)
+    assert done.stderr.startswith("gemmtuned: table not taken reason=AITER_CONFIG_GEMM_BF16: 0 of 1 rows of ")
     assert home.calls() == 8
 
 

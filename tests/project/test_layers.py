@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -205,6 +206,30 @@ def test_a_host_imports_the_standard_library_and_torch_alone() -> None:
         if module not in allowed
     }
     assert strays == NOT_IN_A_HOST
+
+
+# Of the standard library what torch imports itself: nothing by these names in a program's folder can be new to it.
+BROUGHT_BY_TORCH = {
+    "__future__", "ast", "collections", "contextlib", "csv", "ctypes", "dataclasses", "datetime", "difflib", "enum",
+    "fcntl", "fnmatch", "functools", "hashlib", "importlib", "io", "json", "logging", "math", "multiprocessing",
+    "operator", "os", "pathlib", "pkgutil", "platform", "random", "re", "select", "shutil", "signal", "socket", "stat",
+    "struct", "subprocess", "threading", "types", "typing", "weakref",
+}  # fmt: skip
+
+
+def test_a_host_imports_of_the_standard_library_what_torch_has_imported_before() -> None:
+    """But for sqlite3, before which hooks/flush.py looks whose it is: a resource.py of the program ran as ours."""
+    files = (*OF_A_HOST, *(ROOT / "gemmtuned").glob("*.py"))
+    used = {module for path in files for module, _ in runtime_imports(path) if module in sys.stdlib_module_names}
+    assert used - {*sys.builtin_module_names} - BROUGHT_BY_TORCH == {"sqlite3"}
+
+
+@pytest.mark.long
+def test_torch_brings_what_a_host_is_said_to_have() -> None:
+    code = "import sys, torch; print(*{name.partition('.')[0] for name in sys.modules})"
+    off = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMTUNED", "AITER"))}
+    done = subprocess.run([sys.executable, "-c", code], env=off, capture_output=True, text=True, check=True)
+    assert not BROUGHT_BY_TORCH - {*done.stdout.split()}
 
 
 def test_a_host_starts_no_process_and_no_thread_of_threading() -> None:
