@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from gemmtuned.configs import aiter_moe
+from gemmtuned.configs import aiter_moe, aiter_quantised
 from gemmtuned.configs.aiter_columns import parser, torch_name
 from gemmtuned.configs.aiter_csv import Header, Row, read_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, OURS, SHAPES, AiterFamily, gfx_of_units
 from gemmtuned.configs.aiter_names import dtype_told
+from gemmtuned.configs.aiter_quantised import QUANTISED
 from gemmtuned.configs.aiter_write import write_lines
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.hint import plain_case
@@ -28,16 +29,6 @@ SCALES: Final = {  # aiter.QuantType
     "No": "none", "per_Tensor": "tensor", "per_Token": "row", "per_1x32": "1x32", "per_1x128": "1x128",
     "per_128x128": "128x128",
 }  # fmt: skip
-# For quantised families without such columns: (scale, weight_state, dtype if none is named)
-_QUANTISED: Final = {
-    "a8w8": ("row", "plain", "i8"),
-    "asm_a8w8": ("row", "shuffled", "i8"),
-    "a8w8_bpreshuffle": ("row", "shuffled", "fp8"),
-    "a8w8_blockscale": ("1x128", "plain", "fp8"),
-    "a8w8_blockscale_bpreshuffle": ("1x128", "shuffled", "fp8"),
-    "a4w4_blockscale": ("1x32", "plain", "fp4_e2m1"),
-    "batched_a8w8": ("row", "plain", "i8"),
-}
 _UNTOLD: Final = "neither columns nor file name say what these M, N and K multiply: --family does, for example bf16"
 _NO: Final = ("", "0", "0.0", "false")
 # Columns that some ages of mixtures have, with the value that adds nothing
@@ -50,7 +41,8 @@ _NAMES: Final = ("kernelName", "kernelName1", "kernelName2", "kernel_name")
 _NUMBERS: Final = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
 _LIBRARY: Final = ("libtype", "lib")
 _KINDS: Final = 4096  # of problems and kernels of a table; with more, most rows have one of their own
-TUNABLE: Final = ("bf16", "batched_bf16", "guide", "fmoe")  # families that `gemmtuned tune` takes
+# families that `gemmtuned tune` takes
+TUNABLE: Final = ("bf16", "batched_bf16", "guide", "fmoe", "a8w8", "a8w8_blockscale", "a4w4_blockscale")
 _NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have names
 # Libraries that AITER's dispatcher has a call for; a row with another would stop an AITER program
 AITER_LIBRARIES: Final = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")
@@ -141,7 +133,7 @@ def _batched(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     family = row.header.family
-    scale, weight_state, usual = _QUANTISED[family.name]
+    scale, weight_state, usual = QUANTISED[family.name]
     if row["preshuffleB"].lower() not in _NO:
         weight_state = "shuffled"
     found = _told("q_dtype_w", row)
@@ -153,10 +145,9 @@ def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     allowed = ("fp4",) if usual.startswith("fp4") else ("fp8", "i8") if scale == "row" else ("fp8",)
     if not found.startswith(allowed):
         raise ProblemError(f"q_dtype_w is {found}: the weights of family {family.name} are {' or '.join(allowed)}")
-    return {
-        **_shape(values), "family": "scaled", "scale": scale, "weight_state": weight_state, "dtype": found,
-        "out_dtype": dtype_of(values.get("outdtype"), row) or "bf16", "bias": values.get("bias", False),
-    }  # fmt: skip
+    out = dtype_of(values.get("outdtype"), row) or "bf16"
+    known = aiter_quantised.columns(family.name, found, out, weight_state)
+    return {**_shape(values), **known, "bias": values.get("bias", False)}
 
 
 def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
@@ -206,7 +197,7 @@ _MAKERS: Final = {
     "bf16": _dense,
     "guide": _dense,
     "batched_bf16": _batched,
-    **dict.fromkeys(_QUANTISED, _quantised),
+    **dict.fromkeys(QUANTISED, _quantised),
     "fmoe": _moe,
 }
 
@@ -320,26 +311,12 @@ def family_of(problem: Problem) -> AiterFamily | None:
         return FAMILIES["bf16"] if problem.batch == 1 and problem.dtype == problem.wdtype else None
     if problem.family == "batched":
         return FAMILIES["batched_bf16"] if _is_bf16(problem) and not problem.bias else None
-    return next((FAMILIES[name] for name in _QUANTISED if _says_all(name, problem)), None)
+    name = aiter_quantised.family_of(problem)
+    return FAMILIES[name] if name else None
 
 
 def _is_bf16(problem: Problem) -> bool:
     return {problem.dtype, problem.wdtype, problem.out_dtype} == {"bf16"}
-
-
-def _says_all(name: str, problem: Problem) -> bool:
-    """Whether a row of this quantised family is read as exactly this problem."""
-    scale, weight_state, usual = _QUANTISED[name]
-    key = FAMILIES[name].key
-    return (
-        name != "asm_a8w8"  # the same problems as a8w8_bpreshuffle, in a table nobody reads any more
-        and (problem.family, problem.scale, problem.weight_state) == ("scaled", scale, weight_state)
-        and ("B" in key) == (problem.batch > 1)
-        and problem.dtype == problem.wdtype
-        and problem.dtype.startswith(("fp8", "i8") if "q_dtype_w" in key else usual)
-        and problem.out_dtype == "bf16"
-        and not problem.bias
-    )
 
 
 def key_texts(problem: Problem, family: AiterFamily) -> dict[str, str]:

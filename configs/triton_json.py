@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs import aiter_quantised
 from gemmtuned.configs.aiter_csv import open_text
 from gemmtuned.configs.errors import ProblemError, TableError
 from gemmtuned.configs.numbers import odd_count
@@ -259,11 +260,11 @@ _TILES: Final[dict[str, tuple[str, int | None]]] = {
     "stages": ("num_stages", 2),
 }
 _LEAST: Final = {theirs: int(theirs != "num_stages") for theirs, _ in _TILES.values()}
-_KINDS: Final[dict[str, dict[str, str]]] = {
+_KINDS: Final[dict[str, dict[str, Any]]] = {
     "GEMM-A16W16": {},
     "BATCHED_GEMM-A16W16": {"family": "batched"},
     "GEMM-A8W8_BLOCKSCALE": {"family": "scaled", "scale": "1x128", "dtype": "fp8_e4m3", "out_dtype": "bf16"},
-    "GEMM-AFP4WFP4": {"family": "scaled", "scale": "1x32", "dtype": "fp4_e2m1", "out_dtype": "bf16"},
+    "GEMM-AFP4WFP4": aiter_quantised.columns("a4w4_blockscale", "fp4_e2m1", "bf16", "plain"),
     "BATCHED_GEMM-AFP4WFP4": {"family": "scaled", "scale": "1x32", "dtype": "fp4_e2m1", "out_dtype": "bf16"},
 }
 

@@ -242,9 +242,12 @@ def _keep(found: Sequence[Imported], here: Settings, *, queue: bool, threads: in
         wanted = list(dict.fromkeys(problem for problem in wanted if can_tune(problem)))
         if not queue or not wanted:
             return 0
+        queued: set[Problem] = set()
         for environment in store.hints.known_environments() or _here():
-            store.leases.ask_for((_asked(p, environment, threads) for p in wanted), environment, now_s=now_s)
-        return len(wanted)
+            called = [problem for problem in wanted if _is_called(problem, environment)]
+            store.leases.ask_for((_asked(p, environment, threads) for p in called), environment, now_s=now_s)
+            queued.update(called)
+        return len(queued)
     finally:
         store.close()
 
@@ -293,6 +296,11 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
         return len(good), dict(refused)
     finally:
         store.close()
+
+
+def _is_called(problem: Problem, environment: Environment) -> bool:
+    """On CPUs a weight of 4 bits is turned into 16-bit floats, and what programs call is a dense product of those."""
+    return environment.device.kind != "cpu" or problem.family != "weight_only"
 
 
 def _asked(problem: Problem, environment: Environment, threads: int) -> Problem:

@@ -129,20 +129,21 @@ def gemm_a4w4(
 ) -> Tensor:
     """Y[M, N] = A @ B.T + bias of MXFP4: A [M, K/2], B [N, K/2], two e2m1 a byte, the lower first, scales [., K/32].
 
-    Scales: e8m0, a byte b stands for 2^(b - 127), 255 for NaN; they are not shuffled.  Both operands become dtype,
-    which holds their values exactly but for scales beyond it, and a dense product follows.
+    Scales: e8m0, a byte b stands for 2^(b - 127), 255 for NaN; they are not shuffled.  A becomes dtype, which holds
+    its values exactly but for scales beyond it, and what follows is gemm_a16w4's product of A and B.
     Raises GemmtunedError for other sizes and types, and for a shuffled weight.
     """
     op = "gemm_a4w4"
     check_result(op, dtype)
     check_plain(op, B)
-    values = []
-    for name, packed, scale in (("A", A, A_scale), ("B", B, B_scale)):
-        codes = codes_of(f"{op}: {name}", packed)
-        values.append(dequantised(codes, powers_of(f"{op}: {name}_scale", scale, codes), "mxfp4", dtype))
-    a, b = values
-    check_k(op, a, b)
-    return F.linear(a, b, bias_of(op, bias, b, dtype)).to(dtype)
+    a, b = codes_of(f"{op}: A", A), codes_of(f"{op}: B", B)
+    of_a, of_b = powers_of(f"{op}: A_scale", A_scale, a), powers_of(f"{op}: B_scale", B_scale, b)
+    if a.shape[1] != b.shape[1] or a.device != b.device:
+        raise GemmtunedError(
+            f"{op}: A is {tuple(a.shape)} on {a.device} and B {tuple(b.shape)} on {b.device}, expected [M, K/2] and "
+            "[N, K/2] on one device"
+        )
+    return weight_only_linear(dequantised(a, of_a, "mxfp4", dtype), b, of_b, bias_of(op, bias, b, dtype))
 
 
 def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:

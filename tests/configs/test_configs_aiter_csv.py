@@ -19,7 +19,7 @@ from gemmtuned.configs import aiter_csv
 from gemmtuned.configs.aiter_csv import Table, read_file, read_lines
 from gemmtuned.configs.aiter_headers import FAMILIES, SHAPES, family_of_header
 from gemmtuned.configs.aiter_names import canonical_name
-from gemmtuned.configs.aiter_rows import candidate_of, family_of, key_texts, problem_of, reads_as, time_of
+from gemmtuned.configs.aiter_rows import candidate_of, columns_for, family_of, key_texts, problem_of, reads_as, time_of
 from gemmtuned.configs.aiter_untuned import read_untuned
 from gemmtuned.configs.aiter_write import write_file
 from gemmtuned.configs.errors import ProblemError, TableError
@@ -324,13 +324,37 @@ def test_the_guides_tables_tell_their_time_by_tflops() -> None:
     assert (second.backend, second.config) == ("hipblaslt", "{}")
 
 
-def test_a_quantised_table_is_read_but_not_tuned_yet() -> None:
-    lines = ["M,N,K,q_dtype_w", "1,1280,8192,torch.int8"]
-    (row,) = read_lines(lines, name="a8w8_untuned_gemm.csv").rows
+QUANTISED = {
+    "a8w8": ("torch.int8", "scaled:i8>bf16:1x1280x8192,scale=row"),
+    "a8w8_fp8": ("fp8", "scaled:fp8_e4m3>bf16:1x1280x8192,scale=row"),
+    "a8w8_blockscale": ("", "scaled:fp8_e4m3>bf16:1x1280x8192,scale=1x128"),
+    "a4w4_blockscale": ("", "weight_only:bf16/fp4_e2m1:1x1280x8192,wscale=1x32"),
+}
 
-    assert problem_of(row) == Problem(family="scaled", m=1, n=1280, k=8192, dtype="i8", out_dtype="bf16", scale="row")
-    with pytest.raises(TableError, match="family a8w8 cannot be tuned yet"):
-        read_untuned(lines, name="a8w8_untuned_gemm.csv", dtype="bf16", threads=0)
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_a_quantised_table_is_tuned_and_written_back_as_the_same_problem(name: str) -> None:
+    dtype, problem = QUANTISED[name]
+    lines = ["M,N,K,q_dtype_w", f"1,1280,8192,{dtype}"] if dtype else ["M,N,K", "1,1280,8192"]
+    found = read_untuned(lines, name=f"{name}_untuned_gemm.csv", dtype="bf16", threads=0)
+
+    assert [str(p) for p in found.problems] == [problem] and not found.complaints
+    family = family_of(found.problems[0])
+    assert family is not None and family.name == name.removesuffix("_fp8")
+    assert {"us", "kernelName", "tflops", "bw", "errRatio"} < {*columns_for(family, kind="tuned")}
+    assert reads_as(found.problems[0], family, key_texts(found.problems[0], family))
+
+
+def test_a_quantised_table_says_what_cannot_be_tuned_and_what_stands_for_it() -> None:
+    name = "a8w8_blockscale_untuned_gemm.csv"
+    found = read_untuned(["M,N,K", "1,1280,8192"], name=name, dtype="bf16", threads=2)
+    of_amd = read_untuned(["gfx,M,N,K", "gfx942,1,1280,8192"], name=name, dtype="bf16", threads=0)
+
+    assert found.problems == of_amd.problems == ()
+    assert found.complaints[0].endswith("scale=1x128,threads=2 runs on GPUs alone")
+    assert of_amd.complaints[0].endswith("scaled:fp8_e4m3fnuz>bf16:1x1280x8192,scale=1x128 cannot be tuned yet")
+    with pytest.raises(TableError, match=r"a8w8_bpreshuffle cannot be tuned yet.* runs the product of family a8w8: "):
+        read_untuned(["M,N,K,q_dtype_w", "1,8,8,i8"], name="a8w8_bpreshuffle_u.csv", dtype="bf16", threads=0)
 
 
 def test_fp8_without_a_name_is_that_of_the_rows_architecture() -> None:

@@ -216,7 +216,7 @@ def test_without_a_file_those_of_aiters_variables_are_imported_by_their_family(r
     assert len(queries.frame(tmp_path / "home/tune.db", "hints")) == 1
 
 
-def test_an_untuned_list_is_queued_where_programs_were_seen_and_other_families_only_wait(
+def test_an_untuned_list_is_queued_where_programs_were_seen_and_call_such_products(
     run: Run, store: Store, tmp_path: Path
 ) -> None:
     seen = Problem(m=8, n=8, k=8, threads=4)
@@ -229,14 +229,15 @@ def test_an_untuned_list_is_queued_where_programs_were_seen_and_other_families_o
     code, said = run("import", *lists, "--threads", "4")
 
     rows = queries.untuned(tmp_path / "home/tune.db")
-    assert (code, said["queued"]) == (0, 191)
+    assert (code, said["queued"]) == (0, 191 + 194)  # those of the third list, where they are called: on GPUs
     assert sum(row["device"] == CPU.device.key and row["calls"] == 0 and row["threads"] == 4 for row in rows) == 191
     gpu = [row for row in rows if row["device"] == H200.device.key and row["calls"] == 0]
     assert {(row["dtype"], row["threads"], row["math_mode"]) for row in gpu} == {
         ("bf16", 0, "reduced"),  # what torch's defaults give there
         ("fp8_e4m3", 0, "ieee"),
-        ("i8", 0, "ieee"),  # the third list is in fp4, which no family runs
+        ("i8", 0, "ieee"),
     }
+    assert sum(row["wdtype"] == "fp4_e2m1" for row in gpu) == sum(row["wdtype"] == "fp4_e2m1" for row in rows) == 194
 
 
 def test_seeds_of_libraries_that_are_not_here_are_shown_by_explain(run: Run) -> None:

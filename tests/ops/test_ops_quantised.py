@@ -12,6 +12,7 @@ from torch import Tensor
 from gemmtuned import ops
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.integers import scaled_int_product
+from gemmtuned.ops import weight_only
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
@@ -174,6 +175,24 @@ def test_a4w4_reads_every_code_and_power(dtype: torch.dtype) -> None:
     of_b[3, 1] = 255  # NaN
     y = ops.gemm_a4w4(a, b, of_a, of_b, dtype=dtype)
     assert y[:, 3].isnan().all() and not y[:, :3].isnan().any()
+
+
+def test_a4w4_is_the_product_of_a_weight_as_it_lies_where_the_hook_may_serve_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = four(5, 96)[0], four(24, 96)[0]
+    operands = (a, b, torch.full((5, 3), 125).byte(), torch.full((24, 3), 129).byte(), normal(24))
+    as_torch = ops.gemm_a4w4(*operands)
+    called = []
+
+    def is_served(x: Tensor, w: Tensor, *more: object) -> bool:
+        called.append((x.dtype, w.dtype))
+        return True
+
+    monkeypatch.setattr(weight_only, "_is_served", is_served)
+
+    assert torch.equal(ops.gemm_a4w4(*operands), as_torch)
+    assert called == [(torch.bfloat16, torch.uint8)]
 
 
 @pytest.mark.parametrize("kind", ["tensor", "row", "block", "int8"])

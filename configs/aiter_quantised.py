@@ -1,0 +1,72 @@
+"""Products of quantised operands in AITER's tables, and in our words.
+
+Where X and W both hold 4 bits, `gemmtuned.ops.gemm_a4w4` turns X into 16-bit floats and multiplies those by W as it
+lies: rows of such tables are the problems of that call, a product whose weight alone is quantised.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gemmtuned.configs.aiter_headers import FAMILIES
+from gemmtuned.configs.problem import Problem
+
+# For families without such columns: (scale, weight_state, dtype if none is named)
+QUANTISED: Final = {
+    "a8w8": ("row", "plain", "i8"),
+    "asm_a8w8": ("row", "shuffled", "i8"),
+    "a8w8_bpreshuffle": ("row", "shuffled", "fp8"),
+    "a8w8_blockscale": ("1x128", "plain", "fp8"),
+    "a8w8_blockscale_bpreshuffle": ("1x128", "shuffled", "fp8"),
+    "a4w4_blockscale": ("1x32", "plain", "fp4_e2m1"),
+    "batched_a8w8": ("row", "plain", "i8"),
+}
+_FOUR_BITS: Final = "a4w4_blockscale"
+# Families whose op here runs the product of another: their shapes are tuned in a table of that name
+CALLED_AS: Final = {
+    "a8w8_bpreshuffle": "a8w8",
+    "asm_a8w8": "a8w8",
+    "batched_a8w8": "a8w8",
+    "a8w8_blockscale_bpreshuffle": "a8w8_blockscale",
+}
+
+
+def columns(name: str, dtype: str, out_dtype: str, weight_state: str) -> dict[str, Any]:
+    """The columns of a problem of this family that do not depend on sizes and bias."""
+    scale = QUANTISED[name][0]
+    if name == _FOUR_BITS:
+        of_w = {"wdtype": dtype, "wscale": scale, "wscale_dtype": "e8m0"}
+        return {
+            "family": "weight_only",
+            "dtype": out_dtype,
+            "out_dtype": out_dtype,
+            "weight_state": weight_state,
+            **of_w,
+        }
+    return {
+        "family": "scaled", "scale": scale, "weight_state": weight_state, "dtype": dtype, "out_dtype": out_dtype,
+    }  # fmt: skip
+
+
+def family_of(problem: Problem) -> str | None:
+    """The family whose rows are read as exactly this problem."""
+    return next((name for name in QUANTISED if _says_all(name, problem)), None)
+
+
+def _says_all(name: str, problem: Problem) -> bool:
+    """Whether a row of this family is read as exactly this problem."""
+    scale, weight_state, usual = QUANTISED[name]
+    key = FAMILIES[name].key
+    plain = ("B" in key) == (problem.batch > 1) and problem.out_dtype == "bf16" and not problem.bias
+    if not plain or problem.weight_state != weight_state or name == "asm_a8w8":  # asm_a8w8: an older table
+        return False
+    if name == _FOUR_BITS:
+        of_w = (problem.wdtype, problem.wscale, problem.wscale_dtype)
+        return (problem.family, problem.dtype, problem.scale) == ("weight_only", "bf16", "none") and of_w == (
+            usual, scale, "e8m0"
+        )  # fmt: skip
+    return (
+        (problem.family, problem.scale) == ("scaled", scale)
+        and problem.dtype == problem.wdtype
+        and problem.dtype.startswith(("fp8", "i8") if "q_dtype_w" in key else usual)
+    )
