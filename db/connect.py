@@ -57,6 +57,7 @@ class Connection:
             path, self.lock, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat or _nothing
         )
         self._examined = 0
+        self._beat = beat
         self._thread = FrameLock()
         _all.add(self)
         self._guarded(self._handle.ready)
@@ -218,27 +219,28 @@ class Connection:
             if outermost:
                 _end_transaction(self._handle)
                 self.lock.free()
-            for last in (False, True):
+            doubted = mended = False
+            while True:
                 try:
                     return once()
                 except (sqlite3.Error, UnicodeDecodeError) as err:  # noqa: PERF203
                     what = faults.kind(err)
                     if what == "other" and self._damaged():
                         what = "corrupt"  # an index that disagrees with its table, a column that is gone
-                    if what == "corrupt" and self._create and not last:
-                        self.mend(str(err))
+                    if what == "corrupt" and self._create and not mended:
+                        # A single read that the disk refused is damage to SQLite, too, and the next one is well
+                        if doubted or _is_surely_damaged(self._handle, self._beat):
+                            self.mend(str(err))
+                            mended = True
+                        doubted = True
                         continue
                     if what in ("corrupt", "full", "io", "readonly", "cantopen"):
                         self._handle.drop()  # the next use opens again: the fault may be mended by then
                     raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
-                except OSError as err:
-                    raise faults.store_error(err, self.path) from err
-                except (OverflowError, UnicodeEncodeError) as err:
-                    raise StoreError(f"{self.path}: a value that SQLite cannot hold ({err})") from err
-                except MemoryError as err:  # Python's exception for SQLITE_NOMEM
-                    self._handle.drop()
-                    raise StoreError(f"{self.path}: out of memory. Try again when some is free") from err
-            raise AssertionError("unreachable")
+                except (OSError, OverflowError, UnicodeEncodeError, MemoryError) as err:
+                    if isinstance(err, MemoryError):  # Python's exception for SQLITE_NOMEM
+                        self._handle.drop()
+                    raise _store_error(err, self.path) from err
 
     def _damaged(self) -> bool:
         """Check the whole file, once per open, since the error may be the caller's as well."""
@@ -286,6 +288,22 @@ class Connection:
             tell(log, logging.WARNING, "written, and trouble after it path=%s reason=%s", self.path, err)
             with contextlib.suppress(sqlite3.Error, OSError):
                 self._handle.drop(locked=True)  # opened anew at the next use
+
+
+def _is_surely_damaged(handle: Handle, beat: Beat | None) -> bool:
+    """Close the file and look at all of it, twice if something is found. Raises StoreError if it cannot be read."""
+    from gemmtuned.db import upkeep
+
+    handle.drop()
+    return bool(upkeep.damage(handle.path) if beat is None else upkeep.damage_beside(handle.path, beat))
+
+
+def _store_error(err: OSError | OverflowError | UnicodeEncodeError | MemoryError, path: Path) -> StoreError:
+    if isinstance(err, OSError):
+        return faults.store_error(err, path)
+    if isinstance(err, MemoryError):
+        return StoreError(f"{path}: out of memory. Try again when some is free")
+    return StoreError(f"{path}: a value that SQLite cannot hold ({err})")
 
 
 def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:

@@ -16,7 +16,7 @@ import json
 import logging
 import sqlite3
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ AT_ONCE: Final = 2000  # rows of one transaction
 SETTLED_S: Final = 1.0  # a file that changed less than this before we looked may change again with the same time
 ROTATE_BYTES: Final = 16 << 20  # some 130,000 rows
 OTHERS_AT_ONCE: Final = 1000  # sessions, and reports
-FIRST_SESSION: Final = ("", 0, 0)  # host, pid, started_us
+MOST_OTHERS: Final = 30_000  # of each in a pass: more than a day may bring that is new
 
 _REPORT_KEY: Final = ("device", "mode", "covers", "backend", "config", "stamp")
 _LIVE: Final = """
@@ -66,13 +66,32 @@ ON CONFLICT DO UPDATE SET calls = excluded.calls, sampled_calls = excluded.sampl
 """
 
 
+@dataclass
+class Others:
+    """How far the sessions and reports of a file are read: the keys of the last ones, and how many they were."""
+
+    of: tuple[int | None, bool] = (None, False)  # which file
+    session: tuple[Any, ...] = ("", 0, 0)  # host, pid, started_us
+    report: int = 0
+    number: int = 0
+
+    def go_on(self, sessions: list[dict[str, Any]], reports: list[dict[str, Any]]) -> None:
+        """Behind these."""
+        if sessions:
+            self.session = tuple(sessions[-1][name] for name in ("host", "pid", "started_us"))
+        if reports:
+            self.report = reports[-1]["id"]
+        self.number += max(len(sessions), len(reports))
+
+
 class Ingest(Part):
     """The part of the store that takes in what others left."""
 
     def __init__(self, shared: Rows) -> None:
         super().__init__(shared)
         self._looked: tuple[object, int] = (None, 0)  # the file as we last found nothing new in it; on which UTC day
-        self._sessions_after: tuple[Any, ...] = FIRST_SESSION
+        self._others = Others()
+        self._strange: object = None  # the file moved aside as it was when it was found strange
 
     def take_from(self, path: Path, *, now_s: float, limit_s: float = float("inf")) -> int:
         """Add the new counts of this file to ours; returns how many calls. 0 when there is no such file yet.
@@ -107,11 +126,15 @@ class Ingest(Part):
         try:
             file = MembersFile(aside, aside=True)
             try:
-                self._take_others(file, now_us)  # rows written between our last look and the move
+                if not self._take_others(file, now_us, until_s):  # rows written between our last look and the move
+                    return 0
                 calls, is_over = (0, True) if file.born is None else self._pages(file, now_us, until_s)
             finally:
                 file.close()
         except StrangeFile as err:
+            if self._strange != signature(aside):  # a read that the disk refuses once is damage to SQLite, too
+                self._strange = signature(aside)
+                raise
             kept = aside.with_name("ingest-refused.db")
             aside.replace(kept)
             raise StoreError(
@@ -126,10 +149,10 @@ class Ingest(Part):
         """(calls added, whether this pass over the file is complete, whether a new file shall take its place)."""
         file = MembersFile(path)
         try:
+            if not self._take_others(file, now_us, until_s):
+                return 0, False, False
             if file.born is None:  # programs have only registered so far
-                self._take_others(file, now_us)
                 return 0, True, file.is_older
-            self._take_others(file, now_us)
             calls, is_over = self._pages(file, now_us, until_s)
             if not is_over:
                 return calls, False, False
@@ -227,33 +250,39 @@ class Ingest(Part):
         if next_ is None:
             conn.execute("DELETE FROM taken")  # of the version before; see migrations/0013
 
-    def _take_others(self, file: MembersFile, now_us: int) -> None:
-        """Take sessions of programs and reports of failed routes since the last pass began.
+    def _take_others(self, file: MembersFile, now_us: int, until_s: float) -> bool:
+        """Take sessions of programs and reports of failed routes since the last pass began; whether that was all.
 
         This comes before the pages of a pass: the next pass begins with its last page, and later reads nothing older.
         """
         since_us = None if file.is_empty else self._db.read(lambda conn: others_since(conn, file))
         if since_us is None:
-            return
-        sessions = file.sessions(since_us, now_us + SOON_US, self._sessions_after, OTHERS_AT_ONCE)
-        reports = file.reports(since_us, 0, OTHERS_AT_ONCE)
-        if not sessions and not reports:
-            self._sessions_after = FIRST_SESSION
-            return
+            return True
+        if self._others.of != (file.born, file.aside):
+            self._others = Others((file.born, file.aside))
+        at = self._others
+        while at.number < MOST_OTHERS:
+            sessions = file.sessions(since_us, now_us + SOON_US, at.session, OTHERS_AT_ONCE)
+            reports = file.reports(since_us, at.report, OTHERS_AT_ONCE)
+            if sessions or reports:
+                self._rows.write(lambda conn: self._keep_others(conn, sessions, reports, now_us))  # noqa: B023
+            at.go_on(sessions, reports)
+            if max(len(sessions), len(reports)) < OTHERS_AT_ONCE:
+                break
+            if time.monotonic() > until_s:
+                return False
+        self._others = Others()
+        return True
 
-        def work(conn: sqlite3.Connection) -> None:
-            room = Room(conn, now_us)
-            for row in sessions:
-                self._take_session(conn, row, room, now_us)
-            for row in reports:
-                self._take_report(conn, row, room, now_us)
-            room.keep()
-
-        self._rows.write(work)
-        if len(sessions) == OTHERS_AT_ONCE:
-            self._sessions_after = tuple(sessions[-1][name] for name in ("host", "pid", "started_us"))
-        else:
-            self._sessions_after = FIRST_SESSION
+    def _keep_others(
+        self, conn: sqlite3.Connection, sessions: list[dict[str, Any]], reports: list[dict[str, Any]], now_us: int
+    ) -> None:
+        room = Room(conn, now_us)
+        for row in sessions:
+            self._take_session(conn, row, room, now_us)
+        for row in reports:
+            self._take_report(conn, row, room, now_us)
+        room.keep()
 
     def _take_session(self, conn: sqlite3.Connection, row: dict[str, Any], room: Room, now_us: int) -> None:
         session = session_of(row, now_us)

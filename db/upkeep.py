@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.unpatched import sleep
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
+
+SQLITE_NOMEM: Final = 7
+SQLITE_IOERR: Final = 10  # with a number in the higher bits that says which
 
 
 def check(path: Path) -> list[str]:
@@ -84,12 +90,28 @@ def _disagreements(path: Path, *, counts: bool = True) -> list[str]:
 
 
 def damage(path: Path, *, stop: Stop | None = None) -> list[str]:
-    """What is wrong with its pages and its list of tables; [] when nothing.
+    """What is wrong with its pages and its list of tables, seen in two looks; [] when nothing.
 
+    Two, since SQLite calls it damage, too, where the disk refuses one read of a sound file (SQLITE_IOERR_CORRUPTFS).
     stop: lets another thread end it.  Raises StoreError when it cannot be looked at: no room, no right, a disk that
     does not answer, somebody else's file, a signal to stop.  None of them says that the file is damaged.
     """
     stop = stop or Stop()
+    found = _damage(path, stop)
+    if not found:
+        return []
+    again = _damage(path, stop)
+    both = [line for line in found if line in again]
+    if again and not both:
+        raise StoreError(
+            f"{path}: cannot be looked at now (two looks differ, as where a disk refuses now and then: {found[0]!r}, "
+            f"{again[0]!r})"
+        )
+    return both
+
+
+def _damage(path: Path, stop: Stop) -> list[str]:
+    """As `damage`, in one look."""
     try:
         conn = connect_read_only(path, 30.0)
     except StoreError as err:
@@ -114,7 +136,16 @@ def damage(path: Path, *, stop: Stop | None = None) -> list[str]:
         conn.close()
     if stop.told:  # an interrupted check says "ok" or anything
         raise StoreError(f"{path}: not looked at to the end")
+    refused = next((line for line in found if _is_refusal(line)), None)
+    if refused is not None:
+        raise StoreError(f"{path}: cannot be looked at now (the disk refused a page: {refused.splitlines()[-1]})")
     return found
+
+
+def _is_refusal(line: str) -> bool:
+    """Whether SQLite could not get a page, for which it has a line of findings, too; not that the page is damaged."""
+    found = re.search(r"error code=(\d+)", line)
+    return found is not None and int(found[1]) & 0xFF in (SQLITE_NOMEM, SQLITE_IOERR)
 
 
 def findings(conn: sqlite3.Connection) -> list[str]:
@@ -186,6 +217,19 @@ class Examination:
             self._found = damage(self._path, stop=self._stop)
         except StoreError as err:
             self._found = err
+
+
+def damage_beside(path: Path, beat: Callable[[], None]) -> list[str]:
+    """As `damage`, with `beat` called every few milliseconds; what it raises ends the look."""
+    look = Examination(path)
+    try:
+        while (found := look.result()) is None:
+            beat()
+            sleep(0.005)
+        return found
+    except BaseException:
+        look.stop()
+        raise
 
 
 def _decode(conn: sqlite3.Connection, stop: Stop) -> None:

@@ -102,6 +102,24 @@ def test_programs_and_failed_routes_of_others_are_known(two: Two) -> None:
     assert two.rows("SELECT count(*) FROM quarantine WHERE taken_us IS NULL") == [(0,)]
 
 
+def test_more_programs_and_reports_than_one_look_reads_are_all_taken(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "OTHERS_AT_ONCE", 3)
+    problems = [problem(n=64 + i) for i in range(10)]
+    solutions = [found(p) for p in problems]
+    two.ours.solutions.install(None, solutions, environment=NEW, now_s=T)
+    two.theirs.sightings.add("serve", NEW, [saw(p) for p in problems], now_s=T)
+    for number, solution in enumerate(solutions):
+        two.theirs.sightings.add_quarantine(solution, "boom", run="serve", now_s=T - 3600 + number)
+        of = Session(host="h", pid=7 + number, started_us=1, run="r", path="native", generation=0)
+        two.theirs.sightings.beat(of, now_s=T - 3600 + number)
+
+    for turn in range(8):  # each is over before it has begun
+        two.ours.ingest.take_from(two.path, now_s=T + 2 * turn, limit_s=0)
+
+    assert two.rows("SELECT count(DISTINCT problem_id) FROM quarantine") == [(10,)]
+    assert two.rows("SELECT count(*), (SELECT total(calls) FROM sighting) FROM session") == [(10, 10.0)]
+
+
 def test_a_file_that_is_none_is_said_and_one_that_is_not_there_is_not(two: Two, tmp_path: Path) -> None:
     assert two.ours.ingest.take_from(tmp_path / "none.db", now_s=T) == 0
     (tmp_path / "bad.db").write_bytes(b"not a database" * 1000)

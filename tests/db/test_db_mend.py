@@ -341,6 +341,38 @@ def test_a_disk_that_does_not_answer_sets_nothing_aside(
     assert list(tmp_path.glob("*corrupt*")) == []
 
 
+def test_what_was_wrong_in_one_look_alone_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, real = open_store(tmp_path), upkeep.findings
+    store.sightings.add("r", NEW, [saw(problem())], now_s=T)
+    unread, page = ["Page 41: unable to get the page. error code=8458"], ["Page 7: x"]
+    said = [unread, page, page, ["Page 9: x"], ["malformed"]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "findings", lambda conn: said.pop(0) if said else real(conn))
+        with pytest.raises(StoreError, match="the disk refused a page"):
+            upkeep.damage(store.path)
+        assert upkeep.damage(store.path) == ["Page 7: x"], "told twice"
+        with pytest.raises(StoreError, match="two looks differ"):
+            upkeep.damage(store.path)
+        said[:] = [["damaged: database disk image is malformed"]]
+        assert look_over(store) == []
+    store.close()
+    assert list(tmp_path.glob("*corrupt*")) == []
+
+
+def test_one_read_that_the_disk_refuses_sets_nothing_aside(tmp_path: Path) -> None:
+    store, told = open_store(tmp_path), [_coded("database disk image is malformed", sqlite3.SQLITE_CORRUPT)]
+
+    def work(conn: sqlite3.Connection) -> int:
+        if told:
+            raise told.pop()
+        return int(conn.execute("SELECT 7").fetchone()[0])
+
+    assert store._db.read(work) == 7
+    store.close()
+    assert list(tmp_path.glob("*corrupt*")) == []
+
+
 def test_a_look_at_every_page_ends_when_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = threading.Event()
 

@@ -2,6 +2,7 @@
  *
  *     fail_arm(folder, n, number)   from now on; n = 0 only counts
  *     fail_count()                  how many calls there were since
+ *     fail_reads(folder, n, number) as fail_arm, of reads at a place in the file, which are counted apart
  *
  * Python and SQLite call these through the dynamic linker, so both are reached.
  */
@@ -27,6 +28,16 @@ void fail_arm(const char *where, long n, int with)
 
 long fail_count(void) { return seen; }
 
+static char read_folder[4096];
+static long read_wanted, read_seen;
+static int read_number;
+
+void fail_reads(const char *where, long n, int with)
+{
+    snprintf(read_folder, sizeof read_folder, "%s", where);
+    read_wanted = n, read_seen = 0, read_number = with;
+}
+
 static int fails(const char *path)
 {
     if (!folder[0] || !path || strncmp(path, folder, strlen(folder)))
@@ -37,18 +48,25 @@ static int fails(const char *path)
     return 1;
 }
 
-static int fails_fd(int fd)
+static const char *path_of(int fd)
 {
-    char link[64], path[4096];
+    static char path[4096];
+    char link[64];
     ssize_t size;
-    if (!folder[0])
-        return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     size = readlink(link, path, sizeof path - 1);
-    if (size < 0)
+    path[size < 0 ? 0 : size] = 0;
+    return path;
+}
+
+static int fails_fd(int fd) { return folder[0] ? fails(path_of(fd)) : 0; }
+
+static int fails_read(int fd)
+{
+    if (!read_folder[0] || strncmp(path_of(fd), read_folder, strlen(read_folder)) || ++read_seen != read_wanted)
         return 0;
-    path[size] = 0;
-    return fails(path);
+    errno = read_number;
+    return 1;
 }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -84,3 +102,8 @@ int fsync(int fd) { return fails_fd(fd) ? -1 : REAL(fsync)(fd); }
 int fdatasync(int fd) { return fails_fd(fd) ? -1 : REAL(fdatasync)(fd); }
 int rename(const char *from, const char *to) { return fails(from) ? -1 : REAL(rename)(from, to); }
 int renameat(int a, const char *from, int b, const char *to) { return fails(from) ? -1 : REAL(renameat)(a, from, b, to); }
+ssize_t pread64(int fd, void *data, size_t size, off64_t at)
+{
+    return fails_read(fd) ? -1 : REAL(pread64)(fd, data, size, at);
+}
+ssize_t pread(int fd, void *data, size_t size, off_t at) { return fails_read(fd) ? -1 : REAL(pread)(fd, data, size, at); }
