@@ -57,7 +57,6 @@ class Connection:
             path, self.lock, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat or _nothing
         )
         self._examined = 0
-        self._beat = beat
         self._thread = FrameLock()
         _all.add(self)
         self._guarded(self._handle.ready)
@@ -228,11 +227,10 @@ class Connection:
                     if what == "other" and self._damaged():
                         what = "corrupt"  # an index that disagrees with its table, a column that is gone
                     if what == "corrupt" and self._create and not mended:
-                        # A single read that the disk refused is damage to SQLite, too, and the next one is well
-                        if doubted or _is_surely_damaged(self._handle, self._beat):
+                        if doubted or _is_surely_damaged(self._handle):
                             self.mend(str(err))
                             mended = True
-                        doubted = True
+                        doubted = True  # one read that the disk refused is damage to SQLite, too
                         continue
                     if what in ("corrupt", "full", "io", "readonly", "cantopen"):
                         self._handle.drop()  # the next use opens again: the fault may be mended by then
@@ -290,12 +288,13 @@ class Connection:
                 self._handle.drop(locked=True)  # opened anew at the next use
 
 
-def _is_surely_damaged(handle: Handle, beat: Beat | None) -> bool:
+def _is_surely_damaged(handle: Handle) -> bool:
     """Close the file and look at all of it, twice if something is found. Raises StoreError if it cannot be read."""
     from gemmtuned.db import upkeep
 
     handle.drop()
-    return bool(upkeep.damage(handle.path) if beat is None else upkeep.damage_beside(handle.path, beat))
+    beat = handle.beat
+    return bool(upkeep.damage(handle.path) if beat is _nothing else upkeep.damage_beside(handle.path, beat))
 
 
 def _store_error(err: OSError | OverflowError | UnicodeEncodeError | MemoryError, path: Path) -> StoreError:

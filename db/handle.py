@@ -61,7 +61,7 @@ class Handle:
         self.is_last = False  # the program ends, and writes for the last time
         self._log_told = False
         self.log = stale_log.Log()
-        self._create, self._upgrade, self._beat = create, upgrade, beat
+        self._create, self._upgrade, self.beat = create, upgrade, beat
         self._descriptors: Descriptors | None = None  # of conn, in a program that is not ours
         self._handles = 0  # how many SQLite handles are open: conn, and those that could not be closed
 
@@ -265,7 +265,7 @@ class Handle:
                 log, logging.WARNING,
                 "store is damaged path=%s reason=%r: what can be read is salvaged", self.path, reason,
             )  # fmt: skip
-            self._say(mend.rebuild(self.path, reason=reason, beat=self._beat))
+            self._say(mend.rebuild(self.path, reason=reason, beat=self.beat))
             self.ready(locked=True)
 
     def _finish_salvage(self, *, locked: bool) -> None:

@@ -55,7 +55,7 @@ class Upkeep:
         self.publishing = Publishing(store, settings)
         self._laid = Laid(settings.config_dir)
         self._store, self._settings, self._quiet = store, settings, quiet
-        self._stopping = False
+        self._stopping = self._full = False
         self._look, self._publish_again, self._checkpoint, self._look_around = Timer(), Timer(), Timer(), Timer()
         self._merge, self._ingest, self._progress = Timer(), Timer(), Timer()
         self._merged_s = self._pruned_s = float("-inf")
@@ -65,6 +65,7 @@ class Upkeep:
         if not at_once and not self._look.is_due(now_s):
             return
         self._look.wait_until(now_s + LOOK_S)
+        self._mind_room()
         try:
             if self.caretaker.look(now_s):
                 self.publishing.forget()
@@ -85,6 +86,21 @@ class Upkeep:
             if self.trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))
             self.trouble, self.trouble_since_s = str(err), min(self.trouble_since_s, now_s)
+
+    def _mind_room(self) -> None:
+        """Say that the disk is full, and when it is not: we may have nothing to write while programs lose counts."""
+        from gemmtuned.db import faults
+
+        full = faults.no_room(self._store.path)
+        if full and not self._full:
+            logger.warning(
+                "disk full path=%s what_to_do='free some space: programs keep their counts in memory, and lose them at "
+                "their end'",
+                self._store.path.parent,
+            )
+        elif self._full and not full:
+            logger.info("disk has room again path=%s", self._store.path.parent)
+        self._full = full
 
     def _tidy(self, now_s: float, rests: bool) -> None:
         if rests and self._checkpoint.is_due(now_s):

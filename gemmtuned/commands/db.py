@@ -67,16 +67,21 @@ def backup(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy the database, as of one moment, while programs go on writing to it."""
+    """Copy the database, as of one moment, while programs go on writing to it.
+
+    It is copied as it is, also one of another version: an older one is not brought up to date for it.
+    """
+    from gemmtuned.db import upkeep
+
     here = settings()
+    refuse_none(here)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     target = (to or here.db.with_name(f"{here.db.stem}-{stamp}.db")).absolute()
     if target.is_dir():
         target = target / f"{here.db.stem}-{stamp}.db"
     if target == here.db:
         raise typer.BadParameter(f"{target} is the database itself")
-    with writer(here) as store:
-        written = store.backup(target)
+    written = upkeep.backup(here.db, target, timeout_s=30.0)
     size_bytes = written.stat().st_size
     line = f"{written}: {size(size_bytes)}"
     show(Report("db.backup", facts={"file": str(written), "bytes": size_bytes}, lines=[line]), as_json=as_json)

@@ -9,6 +9,7 @@ from gemmtuned.configs.moment import duration, moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.service.rules import paused_until
+from gemmtuned.db import faults
 from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
@@ -112,12 +113,14 @@ def _covered_line(share: float | None) -> str:
 
 
 def _switched_off(settings: Settings, now_s: float) -> list[str]:
-    """Lines that come first: that tuning is paused, that programs run stock torch."""
+    """Lines that come first: that the disk is full, that tuning is paused, that programs run stock torch."""
     lines = list(why_off(settings))
     paused = paused_until(settings.home, now_s)
     if paused is not None:
         until = "" if paused == 0 else f" until {moment(paused, now_s)}"
         lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
+    if faults.no_room(settings.db):
+        lines.insert(0, f"DISK FULL: no room at {settings.db.parent}, so counts of programs are lost. Free some space")
     return lines
 
 

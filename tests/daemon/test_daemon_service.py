@@ -27,6 +27,7 @@ from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.service.rules import PAUSED
 from gemmtuned.daemon.service.service import Daemon
+from gemmtuned.db import faults as store_faults
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
@@ -645,6 +646,18 @@ def test_a_device_is_given_up_in_time_though_the_store_is_stuck(world: World, mo
     world.monitor.others = lambda now_s: 0.0
     world.run(120)
     assert world.solved() == {problem()}
+
+
+def test_a_full_disk_is_in_the_log_though_the_daemon_itself_has_nothing_to_write(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gemmtuned.daemon")
+    with monkeypatch.context() as patch:
+        patch.setattr(store_faults, "no_room", lambda path: True)
+        world.run(30)
+    world.run(30)
+    said = [record.getMessage().partition(" path=")[0] for record in caplog.records if "disk" in record.getMessage()]
+    assert said == ["disk full", "disk has room again"]
 
 
 def test_a_clock_set_back_or_forward_does_not_stop_the_daemon(world: World) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unknown_variables
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.variables import VARIABLES
+from gemmtuned.db.migrations import SCHEMA
 from gemmtuned.reports import checks_host
 from gemmtuned.reports.comparison import DISTURBED, TOO_BUSY
 
@@ -518,6 +521,18 @@ def test_a_backup_is_a_database_that_passes_its_check(call: Cli, home: Path, tmp
 
     assert call("db", "backup", str(target)).returncode == 0
     assert json.loads(call("db", "check", "--json", GEMMTUNED_DB=str(target)).stdout)["ok"] is True
+
+
+@pytest.mark.parametrize("version", [SCHEMA - 1, SCHEMA + 1])
+def test_a_backup_of_another_versions_database_is_of_that_version(
+    call: Cli, home: Path, tmp_path: Path, version: int
+) -> None:
+    with contextlib.closing(sqlite3.connect(home / "tune.db")) as conn:
+        conn.execute(f"PRAGMA user_version = {version}")
+    assert call("db", "backup", str(tmp_path / "copy.db")).returncode == 0
+    for file in (home / "tune.db", tmp_path / "copy.db"):
+        with contextlib.closing(sqlite3.connect(file)) as conn:
+            assert conn.execute("PRAGMA user_version").fetchone() == (version,)
 
 
 @pytest.mark.long
