@@ -57,7 +57,10 @@ def is_shuffled(x: Tensor) -> bool:
 
 
 def is_view_of_shuffled(x: Tensor) -> bool:
-    """Whether an unmarked weight is a view of a marked one: `.t()`, a slice. Such a view is in no order we can tell."""
+    """Whether an unmarked weight is a view of a marked one: `.t()`, a slice. Such a view is in no order we can tell.
+
+    torch's compiler shows the marks of what code is handed, and not of what it makes: it sees no view made inside.
+    """
     base = getattr(x, "_base", None)
     return base is not None and is_shuffled(base) and not is_shuffled(x)
 

@@ -116,7 +116,7 @@ class TunedGemm:
         if scale_c is not None:
             raise GemmtunedError("scale_c is for fp8 results, which this version does not make: scale the result")
         shuffled = is_shuffled(weight) if bpreshuffle is None else bpreshuffle
-        if bpreshuffle is None and not torch.compiler.is_compiling() and is_view_of_shuffled(weight):
+        if bpreshuffle is None and is_view_of_shuffled(weight):
             raise ShuffleError(
                 "the weight is a view of a shuffled one, without its mark: hand the shuffled weight itself, or say "
                 "bpreshuffle=True or False"
