@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.child.checks import Watch
+from gemmtuned.daemon.child.checks import Watch, apart_on_others
 from gemmtuned.daemon.child.measure import Arm, Bench, Clock
 from gemmtuned.daemon.child.measure_cuda import GraphClock
 from gemmtuned.daemon.child.verify import REFUSALS
@@ -31,7 +31,7 @@ class Arms:
         self.main, self.default = main, default
         self.place = 0  # of the operands in use
         self.seed = 0  # of the activations in use
-        self.apart: dict[Problem, float] = {}  # how far from torch's a result may be
+        self.apart_by_rms: dict[Problem, float] = {}  # how far from torch's a result may be, by the RMS of torch's
         self._device, self._clock = device, clock
         self._benches = [Bench(main, device)]  # operands, at one place in memory each
         self._arms: dict[Candidate, Arm] = {}
@@ -59,8 +59,8 @@ class Arms:
         """Both arms are looked at alike, so that it costs both of them the same."""
         stock = self.stock_at(member)
         for arm in arms:
-            if arm.watch is None:  # the gate saw other inputs of this kind: twice what it allowed there
-                arm.watch = Watch(stock, 2 * self.apart.get(member, math.inf))
+            if arm.watch is None:
+                arm.watch = Watch(stock, apart_on_others(self.apart_by_rms.get(member, math.inf), stock))
 
     def stock_at(self, member: Problem) -> Tensor:
         """Torch's own result on what all arms of the member read."""

@@ -49,6 +49,11 @@ class Case:
     apart: float  # largest allowed |candidate - default|
     bits: bool = False  # only one result is right, and the default gives it
 
+    @property
+    def apart_by_rms(self) -> float:
+        """`apart` by the RMS of the default's results."""
+        return self.apart / root_mean_square(self.stock)
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -273,6 +278,21 @@ def check_repeats(case: Case, kernel: Kernel) -> None:
     for _ in range(REPEATS - 1):
         if not same_bits(first, run(*case.inputs.activations)):
             raise Wrong(f"{REPEATS} equal calls do not agree bitwise, and the problem is deterministic")
+
+
+def root_mean_square(y: Tensor) -> float:
+    """Of the finite elements; above 0 where all of them are 0."""
+    sizes = y.abs().double() if y.dtype in (torch.float64, torch.complex128) else y.abs().float()
+    finite = sizes[sizes.isfinite()]
+    return max(float(finite.square().mean().sqrt()), 1e-30) if finite.numel() else 1e-30
+
+
+def apart_on_others(by_rms: float, stock: Tensor) -> float:
+    """How far from the default's `stock` a result may be where inputs are not those of the case that by_rms is of.
+
+    Twice as far as there, by the size of the results: the largest error differs from draw to draw.
+    """
+    return 2 * by_rms * root_mean_square(stock)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -32,7 +32,16 @@ from torch import Tensor
 from gemmtuned.configs.padding import fine_step
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.child.checks import Case, Watch, Wrong, case_of, check_case, check_near, same_bits
+from gemmtuned.daemon.child.checks import (
+    Case,
+    Watch,
+    Wrong,
+    apart_on_others,
+    case_of,
+    check_case,
+    check_near,
+    same_bits,
+)
 from gemmtuned.daemon.child.measure import Arm
 from gemmtuned.daemon.child.verify import REFUSALS, first_line, verify
 from gemmtuned.daemon.protocol.options import SearchOptions
@@ -95,7 +104,7 @@ def last_check(
     case = _check_closures(winner, device, options, max(2, min(_CLOSURES, int(_CLOSURES_US / max(call_us, 1.0)))))
     if winner.covers != "exact":
         _check_sizes(winner, case, device, sizes)
-    own = Subject(winner.problem, winner.kernel, winner.default, winner.weights[0], case.apart)
+    own = Subject(winner.problem, winner.kernel, winner.default, winner.weights[0], case.apart_by_rms)
     small = None if device.type != "cpu" or call_us <= SMALL_US else _smaller(winner, device)
     if device.type == "cpu":
         check_threads(small if small is not None and call_us > THREADS_US else own, THREADS_S)
@@ -227,14 +236,14 @@ class Subject:
     kernel: Kernel
     default: Kernel
     weights: tuple[Tensor, ...]
-    apart: float
+    apart_by_rms: float
 
     @classmethod
     def of(cls, problem: Problem, kernel: Kernel, default: Kernel, device: torch.device) -> Subject:
         """Make a subject with weights of its own."""
         inputs = family_of(problem).make(problem, kind="randn", seed=20, device=device)
         case = case_of(problem, default, inputs, _narrow(problem, device))
-        return cls(problem, kernel, default, inputs.weights, case.apart)
+        return cls(problem, kernel, default, inputs.weights, case.apart_by_rms)
 
 
 def check_often(subject: Subject, seconds: float) -> int:
@@ -248,7 +257,7 @@ def check_often(subject: Subject, seconds: float) -> int:
     first, second = one.inputs.activations, two.inputs.activations
     kept = run(*one.inputs.having(x=negated(one.inputs["x"])).activations)
     as_given = kept.clone()
-    watches = [Watch(each.stock, 2 * subject.apart) for each in (one, two)]
+    watches = [Watch(each.stock, apart_on_others(subject.apart_by_rms, each.stock)) for each in (one, two)]
     at_once = max(1, min(_KEPT, _KEPT_BYTES // max(one.stock.nbytes, 1)))
     draw = random.Random(len(as_given))  # noqa: S311
     calls, span = 0, _Span(seconds)
@@ -283,13 +292,16 @@ def check_threads(subject: Subject, seconds: float) -> None:
     ):
         for lines_yield in (False, True):
             _together(
-                name, [_caller(run, known, subject.apart, seconds / 4, name, lines_yield) for run, known in calls]
+                name,
+                [_caller(run, known, subject.apart_by_rms, seconds / 4, name, lines_yield) for run, known in calls],
             )
 
 
-def _caller(run: Run, known: _Known, apart: float, seconds: float, name: str, lines_yield: bool) -> Callable[[], None]:
+def _caller(
+    run: Run, known: _Known, apart_by_rms: float, seconds: float, name: str, lines_yield: bool
+) -> Callable[[], None]:
     """lines_yield: some lines of Python that the kernel runs first let the other thread run."""
-    watch = Watch(known.stock, 2 * apart)
+    watch = Watch(known.stock, apart_on_others(apart_by_rms, known.stock))
     draw = random.Random(name)  # noqa: S311
 
     def give_way(frame: FrameType, event: str, arg: object) -> Any:

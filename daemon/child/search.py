@@ -230,7 +230,7 @@ class _Contest:
                     self.default_err = verdict.baseline_err
                 if verdict.outcome == "ok":
                     passed.append(entrant)
-                    self._arms.apart[member] = verdict.apart
+                    self._arms.apart_by_rms[member] = verdict.apart_by_rms
             entrants = passed
         return entrants
 

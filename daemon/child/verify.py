@@ -32,6 +32,7 @@ from gemmtuned.daemon.child.checks import (
     Infinite,
     Rejected,
     Wrong,
+    apart_on_others,
     case_of,
     check_beside_result,
     check_case,
@@ -70,7 +71,8 @@ class Checked:
     """outcome: ok, wrong, refused (it raised) or rejected (outside the tolerance asked for); note says why.
 
     err: the largest error r seen; baseline_err: the default's.  err_ratio: largest share of elements outside AITER's
-    tolerance.  apart: how far from the default's any result on inputs of about 1 may be.
+    tolerance.  apart_by_rms: how far from the default's any result on inputs of about 1 may be, by the RMS of the
+    default's.
     """
 
     outcome: str
@@ -78,7 +80,7 @@ class Checked:
     baseline_err: float
     note: str = ""
     err_ratio: float | None = None
-    apart: float = math.inf
+    apart_by_rms: float = math.inf
 
 
 _Check = Callable[[Kernel], "tuple[Error, float] | Tensor | None"]  # raises Wrong
@@ -103,12 +105,12 @@ def verify(
         }
     verdicts: dict[Candidate, Checked] = {}
     worst, mismatch = dict.fromkeys(kernels, 0.0), dict.fromkeys(kernels, 0.0)
-    baseline, apart = 0.0, 0.0
+    baseline, apart_by_rms = 0.0, 0.0
     announced: Candidate | None = None
     try:
         for case, check in _checks(problem, default, device, options) if kernels else ():
             baseline = max(baseline, case.default.r)
-            apart = max(apart, case.apart if case.inputs.kind == "randn" else 0.0)
+            apart_by_rms = max(apart_by_rms, case.apart_by_rms if case.inputs.kind == "randn" else 0.0)
             for candidate, kernel in kernels.items():
                 if candidate in verdicts:
                     continue
@@ -131,7 +133,7 @@ def verify(
                 break
     except REFUSALS as err:
         raise CandidateFailed(f"{problem}: torch's own kernel fails: {first_line(err)}") from err
-    return {c: verdicts.get(c) or Checked("ok", worst[c], baseline, "", mismatch[c], apart) for c in kernels}
+    return {c: verdicts.get(c) or Checked("ok", worst[c], baseline, "", mismatch[c], apart_by_rms) for c in kernels}
 
 
 def default_error(problem: Problem, default: Kernel, *, device: torch.device) -> float:
@@ -171,7 +173,9 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
     inputs = case.inputs
     usual = partial(check_same_closure, inputs, case.stock, case.apart, bound)
     other = other_inputs(problem, inputs, seed=11)
-    yield partial(check_same_closure, other, other.run(default), case.apart, bound, what="other X and bias, elsewhere")
+    stock = other.run(default)
+    apart = apart_on_others(case.apart_by_rms, stock)
+    yield partial(check_same_closure, other, stock, apart, bound, what="other X and bias, elsewhere")
     for edit in edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS):
         finite = infinite = None
         if (plain := edit.without_inf(inputs.operands)) is not None:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child import measure
+from gemmtuned.daemon.child.arms import Arms
 from gemmtuned.daemon.child.checks import Watch, Wrong
 from gemmtuned.daemon.child.clocks import clock_for
 from gemmtuned.daemon.child.measure import (
@@ -27,7 +29,9 @@ from gemmtuned.daemon.child.measure import (
     race,
     signed_rank_interval,
 )
+from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.families import family_of, moe
 
 CPU = torch.device("cpu")
 
@@ -223,3 +227,23 @@ def test_a_device_without_a_clock_is_refused_by_name():
     assert isinstance(clock_for(CPU), WallClock)
     with pytest.raises(CandidateFailed, match="meta"):
         clock_for(torch.device("meta"))
+
+
+def test_results_of_a_race_may_be_as_far_apart_as_at_the_gate_by_their_own_size(monkeypatch):
+    # the copies of large weights have one expert many times, whose results add up to more than those of others do
+    monkeypatch.setattr(moe, "WHOLE_BYTES", 0)
+    problem = Problem.parse("moe:bf16:16x64x64,threads=1,experts=16,topk=8,inter=32,act=silu_gated")
+    default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
+    verdict = verify(problem, {Candidate("torch"): default}, default, device=CPU)[Candidate("torch")]
+    arms = Arms(problem, {problem: default}, CPU, WallClock())
+    arms.apart_by_rms[problem] = verdict.apart_by_rms
+    stock = arms.stock_at(problem).double()
+    rms = float(stock.square().mean().sqrt())
+    at_the_gate = family_of(problem).make(problem, kind="randn", seed=1, device=CPU).run(default).double()
+    assert rms > 2 * float(at_the_gate.square().mean().sqrt())
+    for share, is_right in ((1.5, True), (2.5, False)):
+        arm = Arm("one", [])
+        arms.watch(problem, [arm])
+        y = (stock + share * verdict.apart_by_rms * rms).bfloat16()
+        with nullcontext() if is_right else pytest.raises(CandidateFailed, match="elements off"):
+            arm.look(y)

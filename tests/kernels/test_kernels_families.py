@@ -58,6 +58,34 @@ def test_equal_seeds_make_equal_inputs_and_other_seeds_do_not(kind):
     assert not torch.equal(one["w"].nan_to_num(), other["w"].nan_to_num())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bf16:32x32x64+bias", "batched:fp32:2x32x16x64", "scaled:fp8_e4m3>bf16:32x32x64+bias,scale=row",
+        "grouped:bf16:4x32x32x64", "weight_only:bf16/i8:32x32x64,wscale=row",
+        "moe:bf16:32x64x64+bias,experts=4,topk=2,inter=32,act=silu_gated",
+        "moe:bf16/fp8_e4m3:32x64x64,wscale=row,experts=4,topk=2,inter=32,act=silu_gated",
+    ],
+)  # fmt: skip
+def test_no_operand_is_drawn_as_another_is_whatever_their_seeds(text):
+    problem = Problem.parse(text)
+    drawn = [
+        {
+            name: t.float().flatten()
+            if t.is_floating_point() and t.element_size() > 1
+            else t.view(torch.int8).float().flatten()
+            for name, t in family_of(problem).draw(problem, "randn", seed, CPU, weights=True).items()
+        }
+        for seed in range(4)
+    ]
+    streams = [(name, seed, t) for seed, one in enumerate(drawn) for name, t in one.items() if t.numel() >= 512]
+    for number, (name, seed, t) in enumerate(streams):
+        for other, other_seed, u in streams[:number]:
+            size = min(len(t), len(u))
+            alike = float(torch.corrcoef(torch.stack((t[:size], u[:size])))[0, 1])
+            assert abs(alike) < 8 / size**0.5, (name, seed, other, other_seed)
+
+
 def test_tail_inputs_are_large_at_the_end_and_outliers_are_rare():
     problem = Problem(m=64, n=8, k=1000, dtype="fp32")
     tail, outliers = make(problem, "tail")["x"], make(problem, "outliers")["x"]

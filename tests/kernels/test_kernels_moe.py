@@ -111,7 +111,7 @@ def test_the_cap_is_what_rounding_everywhere_gives(dtype: str, act: str) -> None
         sample = MOE.sample(problem, seed=seed, device=CPU)
         exact = MOE.reference(problem, inputs, sample)
         found = measure_error(sample.of(inputs.run(MOE.default(problem))), exact)
-        assert 0.7 * right < found.r < right
+        assert 0.7 * right < found.r < 1.1 * right  # 0.84 in the mean of 64, and up to a tenth off
         limit = limits(problem, Error(1.0, 1.0), Spread.of(exact, inputs["x"])).r
         chance = 1 + SURE / math.sqrt(exact.numel())
         assert limit == pytest.approx(max(CAPS[dtype], R_FACTOR * right * chance))
