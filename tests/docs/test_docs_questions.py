@@ -39,15 +39,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_s
     """Of each command, after the classifier ran, was tuned for two threads, ran again, and so did its workers."""
     home = Home(tmp_path_factory.mktemp("questions") / "home", native_cache, fork_server)
 
-    def serve(label: str, threads: int) -> None:
+    def serve(label: str, threads: int, seconds: float) -> None:
         code = f"import torch\ntorch.set_num_threads({threads})\n{CLASSIFIER}"
-        assert home.run(code, "0.3", GEMMTUNED_RUN=label).code == 0
+        assert home.run(code, str(seconds), GEMMTUNED_RUN=label).code == 0
 
-    serve("classifier", 2)
+    serve("classifier", 2, 0.1)
     page.give(home.path)
-    serve("classifier", 2)
+    serve("classifier", 2, 0.1)
     for _ in range(page.WORKERS):
-        serve("workers", 1)
+        serve("workers", 1, 0.0)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in home.environment().items():
             patch.setenv(name, value)

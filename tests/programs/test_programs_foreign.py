@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_programs import PROGRAMS, STARTED
+from foreign_programs import DEAR, PROGRAMS
 from foreign_running import K
 from hooked import HERE, LINEAR, ForkServer, Home, publish, published, wait_for
 from once import once
@@ -101,14 +101,14 @@ def check(both: dict[str, Any], name: str, off_when: str, on_when: str, share: f
     assert on["warnings"] == off["warnings"]
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in STARTED])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in DEAR])
 def test_counted_it_is_what_it_is_without_the_hook_to_the_bit(counted: dict[str, Any], name: str) -> None:
     check(counted, name, "first", "first", share=0.0)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", STARTED)
-def test_counted_one_that_starts_interpreters_is_too(both: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", DEAR)
+def test_counted_one_that_compiles_or_starts_interpreters_is_too(both: dict[str, Any], name: str) -> None:
     check(both, name, "first", "first", share=0.0)
 
 
