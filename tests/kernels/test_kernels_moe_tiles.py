@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton")
+
+from hooked import HERE, ForkServer, Home
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -37,14 +36,14 @@ def moe(m: int = 256, **more: Any) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> list[dict[str, Any]]:
-    support = Path(__file__).parents[1] / "support"
-    env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(support), *filter(None, [env.get("PYTHONPATH")])])
-    script = support / "moe_tiles_interpreted.py"
-    done = subprocess.run([sys.executable, "-P", script], env=env, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def interpreted(
+    tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer
+) -> list[dict[str, Any]]:
+    home = Home(tmp_path_factory.mktemp("interpreted") / "home", native_cache, fork_server)
+    code = f"import runpy; runpy.run_path({str(HERE / 'moe_tiles_interpreted.py')!r}, run_name='__main__')"
+    done = home.run(code, timeout_s=110, AITER_TUNE_GEMM="0", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    assert done.code == 0, done.err[-2000:]
+    return [json.loads(line) for line in done.out.splitlines()]
 
 
 @pytest.mark.slow
