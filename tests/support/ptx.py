@@ -71,6 +71,26 @@ def _size(kind: str) -> int:
     return int(re.sub(r"\D+", "", kind)) // 8
 
 
+@cache
+def _cut(kind: str) -> Any:
+    """The bits that a type has, of 64."""
+    return np.uint64((1 << 8 * _size(kind)) - 1)
+
+
+@cache
+def _places_of_mma(each: int, more: int, many: int) -> tuple[Array, Array, Array]:
+    """Of an mma with so many values a register: where A [16, K], B [K, 8] and the sums [16, 8] have each of theirs.
+
+    Places count registers, lanes, values in turn. more: fours of registers that A has. many: registers of B.
+    """
+    row, column, k = np.arange(16)[:, None], np.arange(8), np.arange(4 * each * many)
+    lane_of_k, register_of_k, value_of_k = k % (4 * each) // each, k // (4 * each), k % each
+    of_a = ((2 * register_of_k + row // 8) * 32 + row % 8 * 4 + lane_of_k) * each + value_of_k
+    of_b = ((register_of_k * 32 + lane_of_k) * each + value_of_k)[:, None] + column * 4 * each
+    of_sums = (row // 8 * 2 + column % 2) * 32 + row % 8 * 4 + column // 2
+    return of_a[:, : 8 * each * more], of_b, of_sums
+
+
 def _quotient(a: Array, b: Array) -> Array:
     """Rounded towards zero."""
     return np.where((a < 0) != (b < 0), -(abs(a) // abs(b)), abs(a) // abs(b))
@@ -279,6 +299,7 @@ class Program:
         self._unseen = np.zeros(len(self.shared), np.uint32)  # which warps may not read yet what was stored or has come
         self._everyone = np.ones(threads, bool)
         self._methods: dict[str, Callable[..., None]] = {}  # methods by operations
+        self._plain: dict[int, bool] = {}  # steps that each thread may take on its own
         lanes = np.arange(threads, dtype=np.uint64)
         turn = np.arange(threads) // (turns or threads)
         self._turn = (turn.max() - turn if last_first else turn) * _TURN
@@ -321,8 +342,12 @@ class Program:
                 held[:] = 0
                 continue
             here = first % _TURN
-            predicate, operation, operands = self._code.steps[here]
             at = order == first
+            if self._is_plain(here):
+                place[at] += self._alone(here, at, order, first)
+                has_moved = True
+                continue
+            predicate, operation, operands = self._code.steps[here]
             if (many := self._together(operation)) is not None:
                 there = (place == here).reshape(-1, many or self._threads)
                 all_there = there.all(1) & at.reshape(there.shape).any(1)
@@ -364,6 +389,27 @@ class Program:
             self._step(operation)(operation, operands, mask)
             here += 1
         place[:] = here
+
+    def _is_plain(self, here: int) -> bool:
+        """Whether each thread may take the step without the others, and goes on with the next one."""
+        found = self._plain.get(here)
+        if found is None:
+            operation = self._code.steps[here][1]
+            found = self._together(operation) is None and operation[0] not in (*_WAITING, "ret", "bra")
+            self._plain[here] = found
+        return found
+
+    def _alone(self, here: int, at: Array, order: Array, first: int) -> int:
+        """Plain steps of threads that are behind all others, until they are where others are; how many."""
+        others = order[~at]
+        most = min(int(others.min()) - first, _MOST) if len(others) else _MOST
+        for taken in range(most):
+            if not self._is_plain(here + taken):
+                return taken
+            predicate, operation, operands = self._code.steps[here + taken]
+            mask = self._mask(predicate) & at if predicate else at
+            self._step(operation)(operation, operands, mask)
+        return most
 
     def _step(self, operation: Any) -> Callable[..., None]:
         step = self._methods.get(operation[0])
@@ -456,11 +502,15 @@ class Program:
             bits = value.astype(np.int64, copy=False).view(np.uint64) if value.dtype.kind == "i" else value
             narrow, _ = _read(kind)
             bits = bits if narrow is None else bits.astype(narrow, copy=False)  # the lower ones
-        if mask is self._everyone:
-            self._registers[name] = bits.astype(np.uint64)
-            return
-        before = self._registers.get(name)
-        self._registers[name] = np.where(mask, bits.astype(np.uint64), _UNWRITTEN if before is None else before)
+        self._put(name, bits.astype(np.uint64, copy=False), mask)
+
+    def _put(self, name: str, bits: Array, mask: Array) -> None:
+        """The 64 bits of each register as they are; no array that was put is changed later."""
+        if mask is not self._everyone:
+            before = self._registers.get(name)
+            bits = np.where(mask, bits, _UNWRITTEN if before is None else before)
+        if name != "_":
+            self._registers[name] = bits
 
     def _array(self, operation: Any, operands: Any, mask: Array) -> None:
         """Its name stands for its address, from where it is declared on."""
@@ -482,8 +532,19 @@ class Program:
                 self._get(name, f"b{each}").astype(np.uint64) << np.uint64(each * i) for i, name in enumerate(what)
             ]
             self._set(to, np.bitwise_or.reduce(parts), mask, kind)
-        else:
+        elif kind == "pred":
             self._set(to, self._get(what, kind), mask, kind)
+        else:
+            self._put(to, self._bits(what) & _cut(kind), mask)
+
+    def _wraps(self, operation: Any, operands: Any, mask: Array, act: Callable[..., Any]) -> None:
+        """As `_two`, of what gives the lower bits of whole numbers whatever lies above them."""
+        kind = operation[-1]
+        if kind in _INTEGERS and (len(operation) == 2 or operation[1] == "lo"):
+            to, *values = operands
+            self._put(to, act(*map(self._bits, values)) & _cut(kind), mask)
+        else:
+            self._two(operation, operands, mask, act)
 
     def _two(self, operation: Any, operands: Any, mask: Array, act: Callable[..., Any]) -> None:
         """Of two (or three) operands of one type; `wide`: a result of twice the size, `hi`: its upper half."""
@@ -508,16 +569,16 @@ class Program:
         self._set(to, done, mask, f"u{bits}")
 
     def _add(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._two(operation, operands, mask, operator.add)
+        self._wraps(operation, operands, mask, operator.add)
 
     def _sub(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._two(operation, operands, mask, operator.sub)
+        self._wraps(operation, operands, mask, operator.sub)
 
     def _mul(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._two(operation, operands, mask, operator.mul)
+        self._wraps(operation, operands, mask, operator.mul)
 
     def _mad(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._two(operation, operands, mask, lambda a, b, c: a * b + c)
+        self._wraps(operation, operands, mask, lambda a, b, c: a * b + c)
 
     _fma = _mad
 
@@ -538,7 +599,10 @@ class Program:
     def _bitwise(self, operation: Any, operands: Any, mask: Array) -> None:
         kind = operation[1]
         to, a, b = operands
-        self._set(to, _BITWISE[operation[0]](self._get(a, kind), self._get(b, kind)), mask, kind)
+        if kind == "pred":
+            self._set(to, _BITWISE[operation[0]](self._get(a, kind), self._get(b, kind)), mask, kind)
+        else:
+            self._put(to, _BITWISE[operation[0]](self._bits(a), self._bits(b)) & _cut(kind), mask)
 
     _and = _or = _xor = _bitwise
 
@@ -549,18 +613,18 @@ class Program:
         self._set(operands[0], -self._get(operands[1], operation[1]), mask, operation[1])
 
     def _shl(self, operation: Any, operands: Any, mask: Array) -> None:
-        value, by = self._get(operands[1], operation[1]).astype(np.uint64), self._get(operands[2], "u32")
-        shifted = np.where(by < 64, value << np.minimum(by, 63).astype(np.uint64), 0)
-        self._set(operands[0], shifted, mask, operation[1])
+        value, by = self._bits(operands[1]), self._bits(operands[2]) & _cut("u32")
+        shifted = np.where(by < 64, value << np.minimum(by, np.uint64(63)), np.uint64(0))
+        self._put(operands[0], shifted & _cut(operation[1]), mask)
 
     def _shr(self, operation: Any, operands: Any, mask: Array) -> None:
         kind = operation[1]
-        value, by = self._get(operands[1], kind), self._get(operands[2], "u32")
         if kind[0] == "s":
-            shifted = value.astype(np.int64) >> np.minimum(by, 63)
+            shifted = self._get(operands[1], kind).astype(np.int64) >> np.minimum(self._get(operands[2], "u32"), 63)
+            self._set(operands[0], shifted, mask, kind.replace("s", "u"))
         else:
-            shifted = np.where(by < 64, value.astype(np.uint64) >> np.minimum(by, 63).astype(np.uint64), 0)
-        self._set(operands[0], shifted, mask, kind.replace("s", "u"))
+            value, by = self._bits(operands[1]) & _cut(kind), self._bits(operands[2]) & _cut("u32")
+            self._put(operands[0], np.where(by < 64, value >> np.minimum(by, np.uint64(63)), np.uint64(0)), mask)
 
     def _bfe(self, operation: Any, operands: Any, mask: Array) -> None:
         to, value, at, length = operands
@@ -575,13 +639,15 @@ class Program:
     def _setp(self, operation: Any, operands: Any, mask: Array) -> None:
         to, a, b = operands
         left, right = self._get(a, operation[2]), self._get(b, operation[2])
-        done = _COMPARE[operation[1]](left, right) & (left == left) & (right == right)  # none holds of a NaN
+        done = _COMPARE[operation[1]](left, right)
+        if operation[2][0] not in "usb":
+            done = done & (left == left) & (right == right)  # none holds of a NaN
         self._set(to, done, mask, "pred")
 
     def _selp(self, operation: Any, operands: Any, mask: Array) -> None:
         to, a, b, chosen = operands
         kind = operation[1]
-        self._set(to, np.where(self._get(chosen, "pred"), self._get(a, kind), self._get(b, kind)), mask, kind)
+        self._put(to, np.where(self._get(chosen, "pred"), self._bits(a), self._bits(b)) & _cut(kind), mask)
 
     def _cvt(self, operation: Any, operands: Any, mask: Array) -> None:
         *how, into, of = operation[1:]
@@ -639,20 +705,23 @@ class Program:
         names = to if isinstance(to, list) else [to]
         each = int(kind[1:]) // 8
         data, at = self._places(operation, where, mask, each * len(names))
+        places = at[:, None] + np.arange(each * len(names))
         if data is self.shared:
-            by = self._by[at[:, None] + np.arange(each * len(names))]
+            by = self._by[places]
             if ((by != -1) & (by != np.flatnonzero(mask)[:, None])).any():
                 raise Wrong("reads what another thread has copied, without a barrier")
-            if self._is_unseen(at[:, None] + np.arange(each * len(names)), np.flatnonzero(mask)[:, None] // WARP).any():
+            if self._is_unseen(places, np.flatnonzero(mask)[:, None] // WARP).any():
                 raise Wrong("reads what others have stored, without a barrier")
+        raw = data[places].view(_UNSIGNED[each])
         for i, name in enumerate(names):
-            raw = data[at[:, None] + i * each + np.arange(each)].copy().view(_UNSIGNED[each])[:, 0]
             value = self._all(0)
-            value[mask] = raw
-            self._set(name, value, mask, f"u{8 * each}")
+            value[mask] = raw[:, i]
+            self._put(name, value, mask)
 
     def _is_unseen(self, places: Array, warps: Array) -> Array:
         unseen = self._unseen[places]
+        if not unseen.any():
+            return unseen != 0
         return (unseen >> warps.astype(np.uint32) | unseen >> np.uint32(31)) & np.uint32(1) != 0
 
     def _st(self, operation: Any, operands: Any, mask: Array) -> None:
@@ -752,36 +821,29 @@ class Program:
         if shape != ("m16n8k32" if sparse or each == 4 else "m16n8k16") or operation[-6:-4] != ("row", "col"):
             raise Wrong(f"{'.'.join(operation)}: not written")
         to, a, b, c = operands[:4]
-        g, t = np.arange(32) // 4, np.arange(32) % 4
-        warps = self._threads // 32
-        left, right = np.zeros((warps, 16, 8 * each)), np.zeros((warps, 4 * each * len(b), 8))
-        sums = np.zeros((warps, 16, 8))
-
-        def halves(name: str) -> list[Array]:
-            bits = self._get(name, "b32")
-            if of == "s8":
-                return [self._by_lane((bits >> 8 * j).astype(np.uint8).view(np.int8)) for j in range(4)]
-            if of == "bf16":
-                pair = [(bits << np.uint32(16)).view(np.float32), (bits & np.uint32(0xFFFF0000)).view(np.float32)]
-            elif of == "f16":
-                pair = [bits.view(np.float16)[i::2].astype(np.float32) for i in (0, 1)]
-            else:
-                raise Wrong(f"{'.'.join(operation)}: not written")
-            return [self._by_lane(half) for half in pair]
-
-        for i, name in enumerate(a):
-            for j, half in enumerate(halves(name)):
-                left[:, g + 8 * (i % 2), each * t + j + 4 * each * (i // 2)] = half
-        for i, name in enumerate(b):
-            for j, half in enumerate(halves(name)):
-                right[:, each * t + j + 4 * each * i, g] = half
-        for i, name in enumerate(c):
-            sums[:, g + 8 * (i // 2), 2 * t + i % 2] = self._by_lane(self._get(name, operation[-1]))
+        of_a, of_b, of_sums = _places_of_mma(each, len(a) // 4, len(b))
+        left, right = (self._values(operation, names, of) for names in (a, b))
+        sums = np.stack([self._by_lane(self._get(name, operation[-1])) for name in c], 1, dtype=np.float64)
+        left, right, sums = (
+            one.reshape(len(one), -1)[:, places] for one, places in ((left, of_a), (right, of_b), (sums, of_sums))
+        )
         if sparse:
             left = self._spread(left, self._by_lane(self._get(operands[4], "b32")), operands[5])
         done = left @ right + sums
+        g, t = np.arange(32) // 4, np.arange(32) % 4
         for i, name in enumerate(to):
             self._set(name, done[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1), mask, operation[-1])
+
+    def _values(self, operation: Any, names: list[str], of: str) -> Array:
+        """[warp, register, lane, value in it] of registers of 32 bits."""
+        bits = np.stack([self._by_lane(self._bits(name)) for name in names], 1).astype(np.uint32)[..., None]
+        if of == "s8":
+            return bits.view(np.int8).astype(np.float64)
+        if of == "f16":
+            return bits.view(np.float16).astype(np.float64)
+        if of == "bf16":
+            return (bits.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        raise Wrong(f"{'.'.join(operation)}: not written")
 
     def _spread(self, left: Array, where: Array, selector: str) -> Array:
         """[warp, 16 rows, 32 values] of the 16 that are not zero."""

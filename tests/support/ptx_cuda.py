@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ptx import RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
+from ptx import _UNSIGNED, RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
 
 from gemmtuned.kernels.cuda import nvrtc
 
@@ -103,6 +103,7 @@ class WarpGroups(Program):
         self._sums: list[dict[tuple[str, ...], Array]] = [{} for _ in warps]  # of those, [16, columns]
         self._begun: list[list[Any]] = [[] for _ in warps]  # all that warps of a group begin alike
         self._is_fenced = np.zeros(threads // WARP, bool)
+        self._places_known: dict[tuple[int, int, int], Array] = {}  # by descriptor, rows, bytes of a value
 
     def run(self) -> Iterator[bool]:
         """As of Program; its warp groups have begun each product as a whole."""
@@ -165,6 +166,9 @@ class WarpGroups(Program):
 
         The descriptor is that of 9.7.15.5.1.2.
         """
+        found = self._places_known.get((descriptor, rows, size))
+        if found is not None:
+            return found
         begin, stride = (descriptor & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
         if descriptor >> 62 != _SWIZZLE_128 or descriptor >> 49 & 7 or begin & 0x380:
             raise Wrong(f"a matrix described by {descriptor:#x}: not written")
@@ -172,12 +176,14 @@ class WarpGroups(Program):
         address = begin + row // 8 * stride + row % 8 * 128 + np.arange(0, 32, size)
         address ^= (address >> 7 & 7) << 4
         _, at = self._shared_at(address + (self._rank << RANK), size)
+        self._places_known[descriptor, rows, size] = at
         return at
 
     def _seen(self, places: Array, warp: int, size: int) -> Array:
         """Bits of the values of this size there, as far as this warp may know them."""
-        bits = self.shared.view(f"u{size}")[places // size]
-        return np.where(self._is_unknown(places, warp), _POISON[size], bits)
+        bits = self.shared.view(_UNSIGNED[size])[places // size]
+        unknown = self._is_unknown(places, warp)
+        return np.where(unknown, _POISON[size], bits) if unknown.any() else bits
 
     def _is_unknown(self, places: Array, warp: int) -> Array:
         return (self._by[places] != -1) | self._is_unseen(places, np.full(1, warp))
