@@ -217,7 +217,7 @@ def as_kernels_do(o: Operands, how: How) -> Tensor:
     return y.to(rounded)
 
 
-TEXTS = [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x272x272,wscale=128x128", "fp16/i8:4x64x64,wscale=tensor"]
+TEXTS = [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x144x144,wscale=128x128", "fp16/i8:4x64x64,wscale=tensor"]
 ACTS = ["silu_gated", "gelu", "swiglu_gated_interleaved", "silu_gated_weighted"]
 
 
@@ -225,7 +225,7 @@ ACTS = ["silu_gated", "gelu", "swiglu_gated_interleaved", "silu_gated_weighted"]
     ("text", "act"),
     matrix(
         itertools.product(TEXTS, ACTS),
-        [*zip(TEXTS, [*ACTS[:3], ACTS[3], ACTS[1]], strict=True), (FP8, ACTS[3]), (INT4, ACTS[2]), (MXFP4, ACTS[0])],
+        [*zip(TEXTS, [*ACTS[:3], ACTS[3], ACTS[1]], strict=True)],
     ),
 )
 def test_the_gate_takes_what_is_right_and_rounds_less_than_torch(text: str, act: str) -> None:
@@ -243,7 +243,7 @@ def scales_of(o: Operands, change: Callable[[Tensor], Tensor], *, first: bool) -
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("text", [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x272x272,wscale=128x128"])
+@pytest.mark.parametrize("text", [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x144x144,wscale=128x128"])
 def test_the_gate_sees_a_neighbours_scale(text: str, axis: int, first: bool) -> None:
     """Of the next expert, the next row or block of rows, the next group of K."""
     problem = quantised(text)
