@@ -179,9 +179,9 @@ def home(tmp_path: Path, native_cache: Path, fork_server: ForkServer) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def own_compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What Triton and NVRTC compile for a file of tests lies in a folder of its own."""
-    folder = tmp_path_factory.mktemp("compiled")
+def kept_compiler_cache(built_for_tests: Path) -> Iterator[None]:
+    """What Triton and NVRTC compile for a file of tests is not the user's, and is kept by the hash of its source."""
+    folder = built_for_tests / "compiled"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
         patch.setenv("GEMMTUNED_CACHE", str(folder / "gemmtuned"))

@@ -14,7 +14,7 @@ from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import FAMILIES
 from gemmtuned.testing import BackendContract, FamilyContract, KernelContract
 
-pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 
 
@@ -27,7 +27,7 @@ MIXTURES = problems(
     "moe:fp32:3x64x64+bias,threads=1,experts=6,topk=2,inter=40,act=gelu",
     "moe:bf16/i4:3x128x128,wscale=1x64,wscaledtype=bf16,threads=1,experts=6,topk=2,inter=64,act=silu_gated",
     "moe:fp16/fp4_e2m1:2x64x64+bias,wscale=1x32,threads=1,experts=4,topk=1,inter=96,act=swiglu_gated_interleaved",
-    "moe:bf16/fp8_e4m3:5x272x272,wscale=128x128,threads=1,experts=4,topk=2,inter=144,act=silu_gated_weighted",
+    "moe:bf16/fp8_e4m3:5x144x144,wscale=128x128,threads=1,experts=4,topk=2,inter=144,act=silu_gated_weighted",
     "moe:fp16/fp8_e4m3:4x64x64,wscale=tensor,threads=1,experts=4,topk=2,inter=32,act=gelu_gated",
     "moe:bf16/i8:4x64x64,wscale=row,threads=1,experts=4,topk=2,inter=32,act=silu",
 )

@@ -26,7 +26,7 @@ from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.cuda_ import Cuda
 from gemmtuned.kernels.cuda import nvrtc, one_shot
 
-pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 A100 = Device("cuda-nvidia-a100-108", "cuda", "NVIDIA A100", "sm_80", 108)
 BACKEND = Cuda(device=H200)

@@ -22,7 +22,7 @@ from gemmtuned.kernels.compile import compile_record
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.triton.grouped import KERNEL, launch_record, most_tiles
 
-pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 EXPERTS = Problem(family="grouped", batch=128, m=64, n=1536, k=2048, dtype="bf16", math_mode="reduced")
 

@@ -116,7 +116,7 @@ def refused(candidate: Candidate, problem: Problem, device: Device) -> str:
 
 @pytest.mark.long
 @pytest.mark.part(2)
-@pytest.mark.usefixtures("own_compiler_cache")
+@pytest.mark.usefixtures("kept_compiler_cache")
 @pytest.mark.parametrize("weights", [FP8, MXFP4, INT4, {}], ids=["fp8", "mxfp4", "int4", "bf16"])
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_80"])
 def test_the_first_candidates_compile_without_spills(arch: str, weights: dict[str, Any]) -> None:

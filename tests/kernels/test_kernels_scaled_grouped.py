@@ -23,7 +23,7 @@ from gemmtuned.kernels.compile import compile_kernel, compile_record
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.triton.scaled_grouped import KERNEL, launch_record
 
-pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 EXPERTS = Problem(family="grouped", batch=128, m=64, n=1536, k=2048, dtype="fp8_e4m3", out_dtype="bf16", scale="row")
 TILE = {"rows": 64, "tokens": 16, "block_k": 256, "warps": 4, "stages": 3, "swap": 1}

@@ -28,7 +28,7 @@ from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_spli
 from gemmtuned.kernels.triton.diagonal import has_diagonal
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 
-pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
 CASES = 21
 KERNELS = catalog.kernels("triton")

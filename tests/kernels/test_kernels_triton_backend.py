@@ -29,7 +29,7 @@ from gemmtuned.kernels.backends.base import CompiledBackend
 from gemmtuned.kernels.backends.triton_ import Triton
 from gemmtuned.kernels.triton import source
 
-pytestmark = pytest.mark.usefixtures("own_compiler_cache")
+pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 BACKEND = Triton(device=H200)
 PROBLEM = Problem(m=8, n=256, k=7168)

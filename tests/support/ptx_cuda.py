@@ -10,18 +10,24 @@ Proxies are not modelled: nothing here needs a fence between copies and products
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from hashlib import sha256
+from typing import Any, Final
 
 import numpy as np
 import torch
+from fake_cuda_build import KEPT
 from ptx import _UNSIGNED, RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
 
 from gemmtuned.kernels.cuda import nvrtc
 
+_KEPT: Final = KEPT / "ptx"
+_MOST_KEPT: Final = 2000
 _SWIZZLE_128 = 1  # in the upper two bits of a descriptor
 _POISON = {1: np.uint8(0xFF), 2: np.uint16(0xFFFF)}  # by bytes: NaN in all types of so many
 _BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "s8": 1}
@@ -67,7 +73,25 @@ def run(
         run_together(cluster[::-1] if last_first else cluster)
 
 
-compiled = lru_cache(8)(nvrtc.ptx)  # a source may run on other operands, too
+@lru_cache(8)  # a source may run on other operands, too
+def compiled(source: str, arch: str) -> str:
+    """Its PTX, which is kept by what it is made of: NVRTC takes 0.2 s of CPU time for each."""
+    of = nvrtc.version() or ""
+    key = sha256("\n".join((of, arch, *(nvrtc._options(of) if of else ()), source)).encode()).hexdigest()
+    with suppress(OSError):
+        return (_KEPT / key).read_text()
+    text = nvrtc.ptx(source, arch)
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    making = _KEPT / f"{key}-{os.getpid()}"
+    making.write_text(text)
+    making.rename(_KEPT / key)
+    with suppress(OSError):  # another may have renamed or removed one
+        names = sorted(_KEPT.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in names[: len(names) // 2] if len(names) > _MOST_KEPT else ():
+            path.unlink()
+    return text
+
+
 _code = lru_cache(8)(Code)
 
 
