@@ -34,7 +34,7 @@ struct Interpreter {
   }
 };
 
-// Whether a thread, ours, holds the gate; its end frees it.
+// Our thread's hold on the gate, which the end of the thread lets go.
 struct Awake {
   bool is_held = false;
   void enter();
@@ -42,7 +42,7 @@ struct Awake {
   ~Awake() { leave(); }
 };
 inline thread_local Awake t_awake;
-inline thread_local bool t_python_forks = false;  // this thread, and has waited for ours in its own way
+inline thread_local bool t_python_forks = false;  // this thread is forking by Python, which has waited for ours
 
 class Asleep {
  public:
@@ -98,7 +98,7 @@ class Asleep {
     is_held_ = false;
     gate_.unlock();
   }
-  void after_fork_in_child() {  // our thread, which may have held any of it, is the parent's
+  void after_fork_in_child() {  // our thread, which may have held any of these, stayed in the parent
     new (&gate_) std::timed_mutex;
     new (&mutex_) std::mutex;
     new (&woken_) std::condition_variable;

@@ -17,7 +17,7 @@ namespace gemmtuned {
 inline int side(const Tensor& t, bool prefer_t) {
   const int64_t d = t.dim();
   const bool n = t.stride(d - 1) == 1 || t.size(d - 1) == 1, c = t.stride(d - 2) == 1 || t.size(d - 2) == 1;
-  // a vector is both: then the [K, N] operand counts as a transposed weight, and X as row-major
+  // A vector is row-major and column-major: as the [K, N] operand it counts as a transposed weight, as X as row-major.
   if (prefer_t && c && (!n || t.size(d - 1) == 1)) return 1;
   if (n) return 0;
   return c ? 1 : 2;
@@ -44,7 +44,7 @@ bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::S
   p.layout = static_cast<uint8_t>(side(a, false) * 3 + side(b, true));
   Device::describe(p, a);
   if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
-  if (C10_UNLIKELY(invariant()) && family == DENSE) {  // how many rows X has, and how they lie, is no part of it
+  if (C10_UNLIKELY(invariant()) && family == DENSE) {  // such a problem is the same for every M and layout of X
     p.flags |= BATCH_INVARIANT;
     p.m = kChainM, p.layout = static_cast<uint8_t>(side(b, true));
   }
@@ -114,7 +114,7 @@ bool found_wrong(Route& route, const Problem& p, const Slots& slots, const Tenso
   return true;
 }
 
-// Makes `y` what it would be without a check. False if that is impossible: `y` is then torch's result.
+// Copies the checked result into `y`, which holds torch's. False if that is impossible: `y` is then left as it is.
 inline bool is_copied(const Tensor& y, const Tensor& checked) {
   try {
     at::AutoDispatchBelowADInplaceOrView below;
@@ -240,7 +240,8 @@ template <class Device, class Stock, class Describe>
 void call_then_describe(const Tensor& x, const Stock& stock, const Describe& describe) {
   ThreadCounters* thread = this_thread();
   if (!thread || thread->depth) return stock();
-  // the cell is known only afterwards, so calls to time are chosen by golden steps, which no model's order repeats
+  // The cell is known only after the call. So a counter chooses which calls are timed: it moves in steps of the golden
+  // ratio, which fall in with no order in which a model calls its layers.
   thread_local uint64_t steps = 0;
   const bool chosen = Device::timed && (steps += 0x9e3779b97f4a7c15ull) <= UINT64_MAX / (kSampleMask + 1);
   const uint64_t start = chosen ? now_ns() : 0;

@@ -26,8 +26,8 @@ struct alignas(64) Cell {
   std::atomic<bool> used{false};
   std::atomic<uint64_t> calls[3]{};  // by Outcome
   std::atomic<uint64_t> sampled_calls{0}, sampled_ns{0};
-  uint64_t seen_calls[3] = {0, 0, 0}, seen_sampled_calls = 0, seen_sampled_ns = 0;  // the drainer's
-  uint64_t epoch = 0;                                                               // the owner's, like what follows
+  uint64_t seen_calls[3] = {0, 0, 0}, seen_sampled_calls = 0, seen_sampled_ns = 0;  // the drainer alone uses these
+  uint64_t epoch = 0;  // the owner alone uses this and what follows
   Found found;
 
   void add(Outcome outcome) {

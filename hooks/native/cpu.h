@@ -20,15 +20,16 @@
 #include "call.h"
 #include "operator_list.h"
 
-// Of the OpenMP and the MKL that torch has loaded; null in a torch without.
+// Functions of the OpenMP and the MKL that torch has loaded; null where it has none.
 extern "C" int omp_get_max_threads() __attribute__((weak));
 extern "C" int mkl_get_max_threads() __attribute__((weak));
 
 namespace gemmtuned {
 
-// As many as torch's own product takes. at::get_num_threads(), too, sets OpenMP's number in a thread that has run none of
-// torch's loops: a program's torch.set_num_threads(1) would hold there from its first product on, as it does not without us.
-// MKL's number, which is smaller before that where CPUs have two threads each, costs six times as much to ask for.
+// The number of threads that torch's own product takes. at::get_num_threads() is not asked: in a thread that has run none
+// of torch's loops it also sets OpenMP's number, so torch.set_num_threads(1) of a program would hold in that thread from its
+// first product on, which it does not without us. MKL's number costs six times as much to ask for; it is the smaller one
+// where each core runs two threads and nothing has set OpenMP's number yet.
 inline int threads_of_products() {
   if (!omp_get_max_threads) return at::get_num_threads();
   thread_local int of_openmp = 0, least = 0, looks = 0;
@@ -67,7 +68,7 @@ struct Cpu {
     return !slots.c() || code == SWAP || code == OPERATOR;
   }
 
-  // y in memory of its own, by the route's implementation.
+  // Runs the route; the result is in memory of its own.
   static Tensor run(const Route& route, const Problem&, const Slots& slots) {
     at::AutoDispatchBelowADInplaceOrView below;  // as inside any backend kernel: no autograd for what we call
     return route.rows ? run_rows(*route.rows, slots) : run_code(route.code, route, slots);

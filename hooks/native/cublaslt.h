@@ -31,7 +31,7 @@ struct LtLibrary {
     return library;
   }
 
-  // One for each device and for the life of the process, as the library's documentation advises.
+  // The library's handle on a device, made once for the life of the process, as its documentation advises.
   Handle handle(int device) const {
     static std::mutex mutex;
     static std::atomic<Handle> handles[64]{};
@@ -47,7 +47,8 @@ struct LtLibrary {
     return made;
   }
 
-  // Of a launch on this stream: statuses that a broken device or capture gives too are the route's only on a sound one.
+  // Throws for a launch that failed. Some statuses come of a broken device or capture, too: the route is blamed for such a one
+  // only where the stream and its capture are sound.
   static void check_on(Handle stream, int code, const char* what) {
     constexpr int kNotInitialized = 1, kMappingError = 11, kExecutionFailed = 13, kInternalError = 14, kInvalidated = 2;
     int state = 0;
@@ -91,12 +92,13 @@ struct LtLaunch {
   uint64_t algo[8];
   int64_t workspace_bytes;
   int32_t compute_type, type_x, type_w, type_y, type_bias;  // cublasComputeType_t, cudaDataType
-  int32_t scale_x, scale_w;                                 // cublasLtMatmulMatrixScale_t; of one value: 0
+  int32_t scale_x, scale_w;                                 // cublasLtMatmulMatrixScale_t; 0: one value
   uint8_t x_turned, w_turned;                               // column-major
   uint8_t fast;                                             // 8-bit products may be summed up in fewer bits
 };
 
-// From torch's allocator, which at the limit gives all that it keeps back to the driver first: so not at every call.
+// Memory for one call, from torch's allocator. Where a device has none left the allocator first gives all that it keeps back
+// to the driver, so it is not asked again for a while.
 inline at::Tensor scratch(int device, int64_t bytes, const at::TensorOptions& options) {
   if (Shortage::lasts(device)) throw Declined("the device had no memory a moment ago");
   try {

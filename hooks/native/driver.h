@@ -58,7 +58,7 @@ struct Driver {
   int (*cuStreamGetCaptureInfo_v2)(Handle, int*, unsigned long long*, Handle*, const Handle**, size_t*);
   int (*cuThreadExchangeStreamCaptureMode)(int*);
   int (*cuGetErrorName)(int, const char**);
-  // Newer than the oldest driver that torch runs with; null where this one has them not.
+  // The oldest drivers that torch runs with lack these; null where this one does.
   int (*cuStreamGetId)(Handle, unsigned long long*);
   int (*cuUserObjectCreate)(Handle*, void*, void (*)(void*), unsigned, unsigned);
   int (*cuUserObjectRelease)(Handle, unsigned);
@@ -170,7 +170,7 @@ inline void bind_context(int device) {
   d.check(d.cuCtxSetCurrent(context), "cuCtxSetCurrent");
 }
 
-// The stream's CUstream, of torch before 2.11, whose streams do not tell it.
+// The CUstream of torch's current stream, for torch before 2.11, whose streams do not give it.
 inline Handle handle_by_device(int device) {
   using Get = int (*)(int32_t, void**);  // aoti_torch_get_current_cuda_stream of torch's inductor/aoti_torch/c/shim.h
   static const Get get = [] {

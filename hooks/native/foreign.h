@@ -21,8 +21,8 @@
 
 namespace gemmtuned {
 
-// Of W: [K, N] as torch takes it, [N, K], or not to be seen; BATCHED: one for each of a batch. WEIGHTS: [N, K], and alone
-// quantised.
+// How an operator takes W. SCALED_KN: [K, N] as torch does; SCALED_NK: [N, K]; OPAQUE: in a form that we cannot read, of a batch
+// with one for each in OPAQUE_BATCHED; WEIGHTS: [N, K], and W alone is quantised.
 enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED, WEIGHTS };
 constexpr int kRouted = 16;  // or-ed to a form
 
@@ -30,8 +30,8 @@ struct ForeignFacts {  // numbers of arguments, -1: there is none
   int8_t y, x, w, scale_x, scale_w, bias;
   int8_t out;  // the result's ScalarType, where there is no y
   uint8_t form;
-  bool routed;     // into y, where the product is torch's own
-  uint8_t family;  // of another package, whose operator it is; 0: it is an engine's
+  bool routed;     // a route may serve it: it writes into y, and its product is one of torch's
+  uint8_t family;  // the family of another package that declared the operator; 0: it is an engine's
 };
 
 // STANDS: ours is registered. LEAVING: one thread takes it back. GONE: it has.
@@ -46,7 +46,7 @@ struct Foreign {
   size_t arguments;
   bool returns;
   bool is_ours;   // gemmtuned's own
-  bool is_alone;  // no other kernel was beneath, that somebody has put another in front of
+  bool is_alone;  // the operator had a single kernel when ours was registered, none that replaces another
   std::unique_ptr<torch::Library> library{};
   std::atomic<Standing> standing{STANDS};
 };
@@ -56,10 +56,10 @@ inline std::array<std::atomic<Foreign*>, 2 * kMostForeign> foreigns{};
 template <class Device>
 inline size_t foreign_count = 0;
 
-// Where the newest of this operator is; an empty slot where there has been none.
+// The slot of this operator, with the newest Foreign that stands before it; an empty one where there has been none.
 template <class Device>
 std::atomic<Foreign*>& slot_of(const c10::OperatorHandle& op) {
-  for (size_t at = std::hash<c10::OperatorHandle>{}(op) >> 4;; ++at) {  // what lies beneath is the address of a node
+  for (size_t at = std::hash<c10::OperatorHandle>{}(op) >> 4;; ++at) {  // the hash is the address of a node
     std::atomic<Foreign*>& slot = foreigns<Device>[at % (2 * kMostForeign)];
     const Foreign* const it = slot.load(std::memory_order_acquire);
     if (!it || it->op == op) return slot;
@@ -78,8 +78,8 @@ bool is_called(const Foreign& it) {
          it.op.getComputedKernelForDispatchKey(Device::key).debug().find(GEMMTUNED_REGISTERED) != std::string::npos;
 }
 
-// Takes our kernel back, so that torch finds what it would without us. False where somebody has put another in front of
-// ours: that one called the kernel that it had found, which without us would be the dead one, too.
+// Takes our kernel back, so that torch finds what it would without us. False where somebody has put another kernel in front
+// of ours: that one keeps calling what it has found, which without us would be a dead kernel, too.
 template <class Device>
 bool take_back(Foreign& it) {
   Standing was = STANDS;
@@ -100,7 +100,7 @@ inline bool is_refused(const c10::Error& error, const Foreign& it) {
          text.find(it.stock.debug()) != std::string::npos;
 }
 
-// The call as it ends without us.
+// Runs the call as it would run without us.
 template <class Device>
 void call_stock(Foreign& it, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (C10_LIKELY(it.standing.load(std::memory_order_acquire) == STANDS)) {
@@ -133,7 +133,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const Tensor x = tensor(f.x);
   Tensor y = tensor(f.y);
   if (!x.defined()) return stock();
-  Tensor own[4];  // stock takes its arguments off the stack: what a live check looks at after it is held here
+  Tensor own[4];  // a live check looks at them after stock has taken its arguments off the stack
   const bool held = f.routed && g_live_every.load(std::memory_order_relaxed);
   const int8_t others[] = {f.w, f.scale_x, f.scale_w, f.bias};
   for (int i = 0; held && i < 4; ++i) own[i] = tensor(others[i]);
@@ -148,7 +148,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     is_done = true;
     return y;
   };
-  // what torch's own operator would refuse, and the engine's perhaps takes, is the engine's
+  // operands that torch's own operator would refuse may be right for the engine's: such a call is left to it
   const auto fits = [&](int64_t n) {
     const bool plain_bias = !has_bias || (bias.dim() == 1 && bias.size(0) == n && y.defined() &&
                                           bias.scalar_type() == y.scalar_type() && bias.device() == x.device());
@@ -162,7 +162,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     const Tensor b = w.t(), of_b = scale_w.t();
     if (!describe_weight_only<Device>(p, x, b, of_b, y.scalar_type(), has_bias)) return stock();
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_W] = &of_b;
-    // a live check takes sizes of results from those of operands, which codes do not tell
+    // no live check: it works the size of the result out from the operands, which bytes of two codes do not tell
     call<Device>(p, slots, fits(b.size(1)) ? ROUTABLE | UNCHECKED : COUNTED_ONLY, counted, &y);
     if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
     return;
@@ -175,7 +175,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
     return describe<Device>(p, SCALED, x, b, out) &&
            describe_scaled(p, scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN), x, has_bias,
-                           !it->is_ours);  // engines' kernels have the tensor core's own sums
+                           !it->is_ours);  // engines' kernels add up as the tensor core does
   };
   if (is_plain && describe_plain()) {
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
@@ -193,7 +193,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     return;
   }
   if (!it->returns) return stock();
-  call_then_describe<Device>(x, stock, [&] {  // what comes out says how many columns it has
+  call_then_describe<Device>(x, stock, [&] {  // only the result tells the number of columns
     const c10::IValue& made = stack->back();
     return made.isTensor() && describe_opaque<Device>(p, x, made.toTensor(), has_bias, batched) ? &p : nullptr;
   });

@@ -39,7 +39,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
                    : told.isInt() ? static_cast<at::ScalarType>(told.toInt())
                                   : x.scalar_type();
   Problem p;
-  // described as what is never batch-invariant: who asks for that has the package's own operator
+  // as a family that is never batch-invariant: a program that wants that gets the package's own operator
   if (!describe<Device>(p, SCALED, x, b, out)) return stock();
   p.family = f.family;
   if (bias.defined()) p.flags |= BIAS;

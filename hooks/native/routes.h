@@ -47,17 +47,17 @@ struct RowBlocks {
 struct Route {
   int32_t id;              // names the solution on the Python side
   int32_t code;            // which implementation, see Device::run; 0 is stock
-  int64_t chain_rows = 0;  // of a batch-invariant problem, of which it serves every M: how many rows of X at a time
+  int64_t chain_rows = 0;  // where it serves every M of a batch-invariant problem: rows of X at a time
   std::atomic<bool> failed{false};
-  std::atomic<bool> launched{false};  // on a GPU, while its table was on probation
-  bool scales_sums = false;           // takes any alpha and beta, else 1 and 1 alone
+  std::atomic<bool> launched{false};  // has run on a GPU while its table was on probation
+  bool scales_sums = false;           // whether it takes any alpha and beta; else both must be 1
   std::vector<Cond> conditions{};
   std::unique_ptr<const cuda::Launch> launch{};  // what a code of LAUNCH needs
   std::unique_ptr<const cuda::LtLaunch> lt{};    // what a code of CUBLASLT needs
   std::unique_ptr<const OperatorCall> op{};      // what a code of OPERATOR needs
   std::unique_ptr<const RowBlocks> rows{};       // what a code of ROWS needs
 
-  Failing how{};        // of a route that failed, like what follows; written before it is one of `untold`
+  Failing how{};        // how it failed; this and what follows is written before it is queued in `untold`
   char* why = nullptr;  // null where there was no memory for it
   Route* next = nullptr;
 

@@ -66,8 +66,8 @@ inline void begin_trial(const char* base, const char* folder, uint64_t generatio
   Trial::get().begin(base, folder, generation, facts, space);
 }
 
-// A fault (trial.h) of the devices on which routes ran while on probation; 0 without one. Fills in the ids of these routes,
-// `room` at most, and how many.
+// Whether a device on which routes ran while on probation has a fault (trial.h): its code, else 0. Gives the ids of these
+// routes, `room` at most, and how many there are.
 inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
   *count = 0;
   int fault = 0;
@@ -77,7 +77,7 @@ inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
     if (*count < room) ids[(*count)++] = route->id;
     try {
       if (!fault) fault = cuda::fault_of(static_cast<int>(key & 0xFF));
-    } catch (...) {  // no driver: nothing ran on one
+    } catch (...) {  // no driver: nothing has run on a GPU
     }
   }
   return fault;
@@ -86,7 +86,7 @@ inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
 // A fork waits until nobody holds one of our locks, so that the child has consistent data and free locks. Nothing here
 // allocates, because an exception here would end the program.
 inline void before_fork() noexcept {
-  g_asleep.before_fork();  // first: our thread may need any of the others to come to its rest
+  g_asleep.before_fork();  // first: our thread may need any of these locks before it can sleep
   g_load_mutex.lock();
   g_drained.before_fork();
   g_counters.before_fork();
@@ -105,8 +105,9 @@ inline void after_fork_in_parent() noexcept {
 
 inline void after_fork_in_child() noexcept {
   g_asleep.after_fork_in_child();
-  if (!t_python_forks) g_at_first_count.store(Asleep::body.load());  // nobody may tell Python, which would do it
-  g_beats.store(&g_unseen);                                          // the page is the parent's
+  // Python's hooks of a fork begin our thread; C code that forks may not call them
+  if (!t_python_forks) g_at_first_count.store(Asleep::body.load());
+  g_beats.store(&g_unseen);  // the page is the parent's
   Trial::get().after_fork_in_child();
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();

@@ -33,7 +33,7 @@ struct TrialPage {                 // hooks/probation.py reads it; behind it, up
 static_assert(sizeof(TrialPage) == 16, "the facts begin there");
 
 inline TrialPage g_unborn;                        // stands for a page that the next routed call makes
-inline std::atomic<TrialPage*> g_trial{nullptr};  // null while no table is on probation
+inline std::atomic<TrialPage*> g_trial{nullptr};  // null where no table is on probation
 inline std::atomic<int64_t> g_holders{0};         // of a page; those of a fork's parent never let go in the child
 
 // Text put together in memory of its own; what does not fit makes it useless, and `fits` says so.
@@ -62,7 +62,7 @@ class Text {
   bool fits_ = true;
 };
 
-// The probation of this process: one at a time. begin, end and a fork are the Python side's and libc's; page() a call's.
+// The probation of this process, one at a time. Python calls begin and end, libc what belongs to a fork, a routed call page.
 class Trial {
  public:
   static Trial& get() {
@@ -82,14 +82,14 @@ class Trial {
     if (base_.fits() && folder_.fits() && facts_.fits()) g_trial.store(&g_unborn);
   }
 
-  // The page, made if need be; null where none can be had: then there is no probation any more.
+  // The page, made if need be. Null where none can be had: then the probation is over.
   TrialPage* page() {
     std::lock_guard<std::mutex> hold(mutex_);
     if (g_trial.load() == &g_unborn) g_trial.store(page_ = made(), std::memory_order_release);
     return g_trial.load();
   }
 
-  // The probation is over. Calls that are going on still write to the page: so it stays mapped, but as memory of nobody's.
+  // Ends the probation. Calls that are going on still write to the page: it stays mapped, as memory that nobody reads.
   // keep: the file stays for others to read.
   void end(bool keep) {
     std::lock_guard<std::mutex> hold(mutex_);
@@ -185,11 +185,12 @@ class Trial {
   }
 };
 
-// The page, null without a probation, which keeps its address from the page of the next one as long as this lives: whoever is
-// not counted yet when `end` looks finds no page any more. On probation alone it costs more than one load.
+// Holds the page for one call; null where no probation is going on. As long as it is held, the page of the next probation
+// gets another address. Who has not been counted in g_holders when `end` looks finds no page any more. Without a probation it
+// costs one load.
 class HeldPage {
  public:
-  enum Unborn { MADE, NONE };  // what it is while no call has needed the page yet
+  enum Unborn { MADE, NONE };  // what happens where no call has needed the page yet
 
   explicit HeldPage(Unborn unborn) {
     if (g_trial.load(std::memory_order_relaxed) == nullptr) return;

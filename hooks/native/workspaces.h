@@ -15,8 +15,8 @@
 
 namespace gemmtuned::cuda {
 
-// A device that had no memory for us is not asked again for some seconds: at the limit a failing allocation, in which the
-// driver and torch's allocator look everywhere, would come with every call.
+// A device that had no memory for us is not asked again for some seconds. An allocation that fails is slow, since torch's
+// allocator and the driver first free all that they can, and every call would wait for one.
 class Shortage {
  public:
   static bool lasts(int device) {
