@@ -26,9 +26,10 @@ _BEGINS = tl.constexpr(SHARED_BEGINS)
 
 @triton.jit
 def _end(ALONE: tl.constexpr):
-    """Where this thread block's shared memory ends.  ALONE: Triton has allotted none, and so has no name for its begin.
+    """Where this thread block's shared memory ends.
 
-    An address names the thread block that it belongs to: a barrier of one's own, too, is reached by no other.
+    ALONE: Triton has allotted none, so its symbol for the begin is missing, and the address is made from the sizes.  An
+    address in a cluster names the thread block that it belongs to, also where that is the one that uses it.
     """
     if ALONE:
         return tl.inline_asm_elementwise(
@@ -65,7 +66,7 @@ def begin(
     COPIES: tl.constexpr,
     ALONE: tl.constexpr = False,
 ):
-    """Before anything is sent: set up this thread block's barrier, and say so."""
+    """Set up this thread block's barrier, and tell the cluster that sums may be sent to it."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     mine = tl.maximum(tl.minimum(LINES - part * EACH, EACH), 0)
     tl.inline_asm_elementwise(
@@ -86,7 +87,7 @@ def begin(
 
 @triton.jit
 def _send(address, barrier, values):
-    """Pairs of fp32 values that are neighbours in `values` and at their addresses in another thread block's memory."""
+    """Send pairs of fp32 values, neighbours in `values` and at their addresses in another thread block's memory."""
     tl.inline_asm_elementwise(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$2], {$6, $7}, [$4]; "
         "mov.u32 $0, 0; mov.u32 $1, 0;",
@@ -145,20 +146,20 @@ def place_of(
 
 @triton.jit
 def barrier_of(line, LINES: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr = False):
-    """The barrier of that thread block."""
+    """The barrier of the thread block that adds up this line."""
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     return _of(_end(ALONE) - _BARRIER, line // EACH)
 
 
 @triton.jit
 def own_place(OWN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, ALONE: tl.constexpr):
-    """The address of the OWN values that a thread block keeps for itself; it sends one copy of its sums."""
+    """The address of the OWN values that a thread block keeps for itself, where it sends a single copy of its sums."""
     return _slots(LINES, WIDE, SPLIT, 1, ALONE) - OWN * 4
 
 
 @triton.jit
 def all_have_begun(ALONE: tl.constexpr = False):
-    """Wait until the cluster's other thread blocks can be sent to."""
+    """Wait until all thread blocks of the cluster have begun, so that sums can be sent to them."""
     tl.inline_asm_elementwise(
         "barrier.cluster.wait.aligned; mov.u32 $0, $1;", "=r,r", [_end(ALONE)], dtype=tl.int32, is_pure=False, pack=1
     )

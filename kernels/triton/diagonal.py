@@ -22,15 +22,15 @@ import triton.language as tl
 
 from gemmtuned.kernels.arch import at_least_sm
 
-VALUES: Final = 256  # that a warp multiplies at once
+VALUES: Final = 256  # of W that a warp multiplies at once
 WARPS_ADDED_UP: Final = (2, 4, 8)  # per thread block, that `over_warps` is written for
 
 
 @triton.jit
 def add_products(w, x, sums):
-    """sums + the products of w [rows, values] and x [1, values], both bf16 or both fp16, as `on_diagonal` reads it.
+    """sums + the products of w [rows, values] and x [1, values], both bf16 or both fp16, for `on_diagonal`.
 
-    $0 to $7 are the sums, $8 to $11 are W, $12 to $15 x, $16 to $23 the sums before.
+    In the PTX $0 to $7 are the new sums, $8 to $11 W, $12 to $15 x, and $16 to $23 the sums that it is given.
     """
     if w.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
@@ -83,7 +83,7 @@ _ON_DIAGONAL = tl.constexpr(
 
 @triton.jit
 def on_diagonal(sums):
-    """Of the sums [rows, values] of `add_products` those that are of a dot product, added up; zero for the others.
+    """The sums of `add_products` that lie on the diagonal, which are dot products, added up; zero in all other places.
 
     A lane has columns 2 t and 2 t + 1 (t: lane % 4) of row g in its first two sums, of row g + 8 in its last two.
     """
@@ -91,9 +91,10 @@ def on_diagonal(sums):
 
 
 def _added_up(warps: int) -> str:
-    """PTX: $0 is what `on_diagonal` left in $8 of some lanes, eight of each of `warps` warps, added up for all threads.
+    """PTX that adds up $8 of the eight lanes of each warp in which `on_diagonal` left a sum; all threads get it in $0.
 
-    They put it into shared memory, each lane g of any warp where it reads those of all warps at once.
+    Those lanes put their sums into shared memory, in an order in which a thread then reads the sums of lane g of all
+    warps at once.
     """
     names = [f"part{i}" for i in range(warps)]
     many = f"v{min(4, warps)}"
@@ -129,9 +130,10 @@ _ADDED_UP = tl.constexpr({warps: _added_up(warps) for warps in WARPS_ADDED_UP})
 
 @triton.jit
 def over_warps(sums, WARPS: tl.constexpr):
-    """The sum of all that `on_diagonal` left of one row, as each thread's first value.
+    """The sum of all that `on_diagonal` left for one row, as the first of each thread's values.
 
-    As tl.sum does it, but through shared memory once instead of twice, and with three shuffles instead of up to eight.
+    It is what tl.sum gives, but goes through shared memory once instead of twice, and with three shuffles instead of up
+    to eight.
     """
     return tl.inline_asm_elementwise(_ADDED_UP[WARPS], _OPERANDS, [sums], dtype=tl.float32, is_pure=False, pack=8)
 

@@ -60,9 +60,10 @@ _STEP_K = tl.constexpr(STEP_K)
 
 @triton.jit
 def _products(even, odd, x, sums):
-    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits; as `_of_lane` reads it.
+    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits, for `_of_lane`.
 
-    $0 to $7 are the sums, $8 to $11 the even rows, $12 to $15 the odd ones, $16 to $19 X, $20 to $27 the sums before.
+    In the PTX $0 to $7 are the new sums, $8 to $11 the even rows, $12 to $15 the odd ones, $16 to $19 X, and $20 to $27
+    the sums that it is given.
     """
     if x.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
@@ -90,9 +91,10 @@ def _products(even, odd, x, sums):
 
 @triton.jit
 def _of_lane(sums):
-    """The sum that a lane keeps, over both parts of K, and seven zeros: its even row's in part 0, else its odd row's.
+    """The one sum that a lane keeps, over both parts of K, and seven zeros.
 
-    Column 2 t is part 0 of token t, column 2 t + 1 part 1; a lane's rows are of part g % 2.
+    A lane whose rows are of part 0 keeps the sum of its even row, one of part 1 that of its odd row; a lane's rows are
+    of part g % 2.  Column 2 t of the result is part 0 of token t, and column 2 t + 1 is part 1 of it.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -221,8 +223,8 @@ def fragments(
 
 @triton.jit
 def _tile_of(sums, WARPS: tl.constexpr):
-    """[8 rows, 4 tokens] of what `_of_lane` gives, added up over warps."""
-    # [warp, pair of rows, row of the pair, token, eight of which the first is not zero]
+    """What `_of_lane` gives, added up over warps, as [8 rows, 4 tokens]."""
+    # The axes: warp, pair of rows, row of the pair, token, and eight values of which only the first is not zero
     return tl.reshape(tl.sum(tl.sum(tl.reshape(sums, (WARPS, 4, 2, 4, 8)), 4), 0), (8, 4))
 
 
@@ -277,7 +279,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = "sm_90") -> list[t
 
 
 def registers_of(k: int, config: Mapping[str, int]) -> int:
-    """Registers per thread, estimated from 144 compilations: for loads on their way, and for sums."""
+    """Registers that a thread needs for loads on their way and for sums: an estimate, fitted to 144 compilations."""
     rows, tokens, ahead = config["rows"], config["tokens"], config["ahead"]
     steps = -(-k // (STEP_K * config["warps"] * config["split"]))
     sums = rows * tokens // 4 * config["chains"]

@@ -46,8 +46,9 @@ _MOST_WARPS = tl.constexpr(max(WARPS_ADDED_UP))
 class Costs:
     """Constants of the estimate in us; bandwidth in bytes per us.
 
-    latency: bytes in flight over it are the rate.  load: of a value that a thread reads at once.  beyond: of each part
-    of K read beyond its end.  whole: where all steps are at once.
+    latency: the rate is the bytes in flight divided by this.  load: time per value that a thread reads at once.
+    beyond: time for what is read beyond the end of K, by its share of K.  whole: what is added where all steps are
+    taken at once.
     """
 
     bandwidth: float
@@ -223,7 +224,10 @@ def _ordinary(n: int, k: int, units: int, lanes: int) -> Iterator[dict[str, int]
 
 
 def _held(n: int, k: int, units: int) -> Iterator[dict[str, int]]:
-    """A thread has one load of each row of W a step: a wider block is the same as more steps at once."""
+    """Configs that hold their loads together.
+
+    A thread makes one load of each row of W in a step: a wider block is the same as more steps at once.
+    """
     for rows in (1, 2, 4):
         if rows > 1 and n < 0.75 * rows * units:
             continue
@@ -239,7 +243,10 @@ def _held(n: int, k: int, units: int) -> Iterator[dict[str, int]]:
 
 
 def _unrolls(steps: int, a_thread: int, loads: Sequence[int]) -> list[int]:
-    """Steps at once that put this many loads per thread in flight, without a rest where that is not much less."""
+    """Numbers of steps at once that put about this many loads per thread in flight.
+
+    Where a number that divides all steps evenly is not much smaller, that one is taken.
+    """
     return sorted({even_steps(steps, max(1, 8 * count // a_thread)) for count in loads})
 
 

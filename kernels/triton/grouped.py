@@ -135,13 +135,13 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
 
 
 def most_tiles(m: int, groups: int, tokens: int) -> int:
-    """Tiles of so many tokens that `groups` groups of m rows together can have, however they are dealt out."""
+    """The most tiles of `tokens` rows that m rows can make in `groups` groups, however they are dealt out."""
     alone = min(m, groups)  # a tile for each group's first row, and then one for each `tokens` more
     return alone + (m - alone) // tokens
 
 
 def _conditions(problem: Problem, row: str) -> tuple[Condition, ...]:
-    """What torch asks for of its own kernel, and that it is this problem."""
+    """The conditions of torch's own kernel, and those that make the operands this problem's."""
     dense = "w.stride2" if row == "w.stride1" else "w.stride1"
     return (
         Condition("x.size0", "<=", problem.m), Condition("w.size0", "==", problem.batch),

@@ -14,9 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def issued():
-    """0.0, known to a thread block only when all its threads have issued their loads up to here; none has waited.
+    """0.0, which a thread block has only when all its threads have issued their loads up to here; nobody waits for one.
 
-    To be added to what the products are added to.
+    Add it to the sums before the first product, which then cannot begin earlier.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -32,7 +32,7 @@ def issued():
 
 
 def _known(count: int) -> str:
-    """PTX: a barrier, in front of which the addresses $8, $10 and so on are made; zero in $0 to $7."""
+    """PTX of a barrier that comes after the addresses in $8, $10 and so on have been made; $0 to $7 become zero."""
     lines = [".reg .pred never;", ".reg .b32 none, all;", "mov.b32 all, $8;"]
     lines += [f"or.b32 all, all, ${8 + 2 * i};" for i in range(1, count)]
     lines += [
@@ -49,11 +49,11 @@ _KNOWN = tl.constexpr({count: _known(count) for count in (1, 2, 4)})
 
 @triton.jit
 def issued_after(known, loaded, COUNT: tl.constexpr):
-    """As `issued`, and not before the addresses `known` are: the compiler would leave them for when they are needed.
+    """As `issued`, and after the addresses in `known` are made, which the compiler would put off until they are needed.
 
-    Of each thread's eight the first counts, and for COUNT 2 and 4 the third and so on.  They are multiples of four, so
-    that none makes the predicate true.  loaded: of W or X; it is not waited for, but gives the result the layout of the
-    loads, without which Triton would make a second barrier for it.
+    Of the eight addresses that a thread holds the first is looked at, for COUNT 2 and 4 also the third and so on.  They
+    are multiples of four, so none of them makes the predicate true.  loaded: values of W or X.  They are not waited
+    for: the result has the layout of these loads, and without that Triton would make a second barrier for it.
     """
     return tl.inline_asm_elementwise(
         _KNOWN[COUNT], "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", [known, loaded],

@@ -148,7 +148,7 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
 
 
 def _conditions(problem: Problem) -> tuple[Condition, ...]:
-    """What torch asks for of its own kernel, and that it is this problem."""
+    """The conditions of torch's own kernel, and those that make the operands this problem's."""
     return (
         Condition("x.size0", "<=", problem.m), Condition("w.size0", "==", problem.batch),
         Condition("offs.size0", "==", problem.batch), Condition("offs.stride0", "==", 1),

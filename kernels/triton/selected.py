@@ -66,10 +66,11 @@ _TOKENS = tl.constexpr(MAX_M)
 
 
 def _products(dtype: str) -> str:
-    """PTX: $0 to $7 = $32 to $39 + products of eight rows of W ($8 to $15) and 16 of X ($16 to $31), of 64 values of K.
+    """PTX of the products of eight rows of W ($8 to $15) and 16 rows of X ($16 to $31), over 64 values of K.
 
-    W is what two loads found, of rows 2 (g / 2) and 2 (g / 2) + 1; X is so, too, of eight rows, then of eight more.  Of
-    the sums four are of the first eight rows of X, four of the others.
+    $0 to $7 are the new sums, $32 to $39 those that it is given: four belong to the first eight rows of X, four to the
+    others.  W comes from two loads, of rows 2 (g / 2) and 2 (g / 2) + 1; X from two loads like these for the first
+    eight rows, then from two for the others.
     """
     lines = [
         ".reg .pred second;",
@@ -119,9 +120,10 @@ def _grown_by(even, odd, x, at: tl.constexpr, sums):
 
 
 def _over_parts() -> str:
-    """PTX: of two times eight sums ($8 and on) those that a lane keeps, over both parts of K: of row g of X, of 8 + g.
+    """PTX that leaves a lane eight of its 16 sums ($8 and on), of rows g and 8 + g of X, added up over both parts of K.
 
-    A lane has row 2 (g / 2) and the one after, of part g % 2: it gives away the one that is its neighbour's.
+    A lane has sums of row 2 (g / 2) and of the row after it, of part g % 2 of K: it gives its neighbour the sums of the
+    neighbour's row, and gets those of its own.
     """
     lines = [
         ".reg .pred second;",
@@ -147,7 +149,7 @@ _OVER_PARTS = tl.constexpr(_over_parts())
 
 @triton.jit
 def _of_lane(a, b):
-    """Eight sums: tokens g and 8 + g with rows 2 t and 2 t + 1 of W each, of `a`, then of `b`."""
+    """A lane's eight sums: for `a`, then for `b`, tokens g and 8 + g with rows 2 t and 2 t + 1 of W."""
     return tl.inline_asm_elementwise(
         _OVER_PARTS, "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f", [a, b],
         dtype=tl.float32, is_pure=False, pack=8,
@@ -194,8 +196,8 @@ def selected(
     for i in tl.static_range(4):
         token = (i // 2) * 8 + 2 * line + i % 2
         x_rows = x_rows + (x + tl.minimum(token, m - 1).to(tl.int64)[:, None] * ldx,)
-    # lane 4 g + t multiplies of row g of W the eights t / 2 and t / 2 + 2 of part t % 2, and loads of its neighbour's
-    # row the second instead
+    # Of part t % 2 of row g of W, lane 4 g + t multiplies the groups t / 2 and t / 2 + 2 of eight values.  It loads the
+    # first of them, and of its neighbour's row the second: the two then give each other what is theirs
     ws = xs - c + t % 2 * 32 + t // 2 * 8 + c % 8
     w_even = ws + c // 32 * 16
     w_odd = ws + (1 - c // 32) * 16
@@ -252,8 +254,8 @@ def selected(
 
 @triton.jit
 def _tile_of(sums, WARPS: tl.constexpr):
-    """[16 tokens, 16 rows] of what `_of_lane` gives, added up over warps; of one block of rows twice."""
-    # [warp, g, t, block of rows, token's half, row of the pair] to [token's half, g, block, t, row of the pair]
+    """What `_of_lane` gives, added up over warps, as [16 tokens, 16 rows]; a single block of eight rows comes twice."""
+    # Axes: (warp, g, t, block of rows, half of the tokens, row of the pair) become (half, g, block, t, row of the pair)
     return tl.reshape(tl.permute(tl.sum(tl.reshape(sums, (WARPS, 8, 4, 2, 2, 2)), 0), (3, 0, 2, 1, 4)), (16, 16))
 
 
@@ -298,7 +300,7 @@ def _config(rows: int, split: int, warps: int, ahead: int) -> dict[str, int]:
 
 
 def registers_of(_k: int, config: Mapping[str, int]) -> int:
-    """Registers per thread, estimated: for loads on their way, and for sums."""
+    """An estimate of the registers that a thread needs for loads on their way and for sums."""
     return 28 + (config["rows"] + MAX_M) * config["ahead"] + config["rows"]
 
 

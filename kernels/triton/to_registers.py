@@ -24,12 +24,12 @@ from gemmtuned.kernels.arch import filled, has_clusters
 from gemmtuned.kernels.estimates import even_steps, largest
 
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
-_WASTE: Final = 1.35  # at most this part of K is computed in vain, if not read, at the end of the last slice
-# Warps per SM, where thread blocks or warps share K; where there are enough, each SM has one at least
+_WASTE: Final = 1.35  # K, with what the last slice computes (and does not read) beyond its end, over K: at most this
+# Warps per SM, at most, where thread blocks or warps share K; a config that leaves an SM idle goes where others do not
 _MOST: Final = 32
 _REGISTERS: Final = 240  # per thread
 MOST_TOKENS: Final = 16  # rows of X in the products of a warp
-_SQUEEZED: Final = 8  # the compiler can do without this many more than there are
+_SQUEEZED: Final = 8  # registers by which the limit may lie below the estimate: the compiler manages with so few less
 _UNSURE: Final = 16  # this close to the limit it may have to spill, so it is asked without a limit, too
 
 Config = dict[str, int]
@@ -39,9 +39,10 @@ Config = dict[str, int]
 class Fit:
     """Constants of one kernel's estimate: bandwidth in bytes per us of the whole device, all else in us.
 
-    latency_us: an SM's rate is its bytes in flight over this.  wait_us: of each group of loads, in each round of thread
-    blocks; round_us: of each more of them.  beyond_us: of each part of K computed beyond its end.  token_us: of a row
-    of X.  load_us: of each load that a thread has on its way at once with others.
+    latency_us: an SM's rate is its bytes in flight divided by this.  wait_us: for each group of loads in each round of
+    thread blocks; round_us: for each round after the first.  beyond_us: for what is computed beyond the end of K, by
+    its share of K.  token_us: for each row of X.  load_us: for each load that a thread has on its way together with
+    others.
     """
 
     bandwidth: float
@@ -61,7 +62,10 @@ _NO_RESULT: Final = tuple(
 
 
 def _sends(values: int) -> str:
-    """PTX that sends the first `values` of $24 and on to $8 and on, to barriers $16 and on: in pairs, if any."""
+    """PTX that sends the first `values` of those in $24 and on to the addresses in $8 and on, in pairs where it can.
+
+    $16 and on are the barriers that count what has come.
+    """
     lines = [f"{_SEND}.v2.f32 [${8 + i}], {{${24 + i}, ${25 + i}}}, [${16 + i}];" for i in range(0, values - 1, 2)]
     return "\n".join([*(lines or [f"{_SEND}.f32 [$8], $24, [$16];"]), *_NO_RESULT])
 
@@ -71,7 +75,7 @@ _SENDS = tl.constexpr({values: _sends(values) for values in (1, 4, 8)})
 
 @triton.jit
 def send_first(address, barrier, sums, VALUES: tl.constexpr):
-    """As cluster.py's, of the first VALUES of each thread's eight sums: one, or pairs that lie side by side."""
+    """As cluster.py's `_send`, for the first VALUES of each thread's eight sums: one, or pairs that are neighbours."""
     tl.inline_asm_elementwise(
         _SENDS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
         [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
@@ -79,7 +83,7 @@ def send_first(address, barrier, sums, VALUES: tl.constexpr):
 
 
 def _keeps(values: int) -> str:
-    """PTX that stores the first `values` of $16 and on at $8 and on, in pairs."""
+    """PTX that stores the first `values` of those in $16 and on at the addresses in $8 and on, in pairs."""
     lines = [f"st.shared.v2.f32 [${8 + i}], {{${16 + i}, ${17 + i}}};" for i in range(0, values, 2)]
     return "\n".join([*lines, *_NO_RESULT])
 
@@ -97,7 +101,10 @@ def keep_first(address, sums, VALUES: tl.constexpr):
 
 
 def _sends_kept(warps: int, each: int) -> str:
-    """PTX: behind a barrier, add up `each` values at $8 that each of the warps has kept; to $16, barrier $24."""
+    """PTX that waits for all warps, adds up the `each` values that each of them has kept at $8, and sends the sums.
+
+    They go to the address in $16; $24 is the barrier that counts what has come.
+    """
     names = [[f"of{w}_{i}" for i in range(each)] for w in range(warps)]
     kind = ".v2.f32" if each == 2 else ".f32"
     held = ["{" + ", ".join(group) + "}" if each == 2 else group[0] for group in names]
@@ -114,10 +121,10 @@ _SENDS_KEPT = tl.constexpr({10 * warps + each: _sends_kept(warps, each) for warp
 
 @triton.jit
 def send_kept(kept, address, barrier, sums, WARPS: tl.constexpr, EACH: tl.constexpr):
-    """Add up over warps what they have kept, and send it: each thread a pair, or one.
+    """Add up what the warps have kept, and send it: each thread sends one value, or a pair.
 
-    kept, address, barrier: of each thread's eight the first counts.  sums: give them the layout in which eight side by
-    side are a thread's.
+    kept, address, barrier: the first of the eight values that a thread holds of each is used.  sums: not read; they
+    give the others the layout in which eight values side by side belong to one thread.
     """
     tl.inline_asm_elementwise(
         _SENDS_KEPT[10 * WARPS + EACH],
@@ -128,7 +135,7 @@ def send_kept(kept, address, barrier, sums, WARPS: tl.constexpr, EACH: tl.conste
 
 @triton.jit
 def rows_of_w(w, ldw, tile, line, N: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pointers to the rows of W of a tile: of each eight the even, then the odd of a lane's pair."""
+    """Pointers to the rows of W of a tile: for each eight rows the even row of a lane's pair, then the odd one."""
     rows = ()
     for b in tl.static_range(BLOCK_N // 4):
         row = tile * BLOCK_N + (b // 2) * 8 + 2 * line + b % 2
@@ -142,7 +149,7 @@ def rows_of_w(w, ldw, tile, line, N: tl.constexpr, BLOCK_N: tl.constexpr):
 def load_steps(
     rows, even, odd, end, group, STEP: tl.constexpr, AHEAD: tl.constexpr, WHOLE: tl.constexpr, POLICY: tl.constexpr
 ):
-    """Of all `rows` what a group of steps takes, step after step: at k `even`, of every other row at `odd`."""
+    """Load what a group of steps takes of all `rows`, step after step: at k `even`, of every second row at k `odd`."""
     found = ()
     for u in tl.static_range(AHEAD):
         for i in tl.static_range(len(rows)):
@@ -156,7 +163,7 @@ def load_steps(
 
 @triton.jit
 def begun(sums, nothing, COUNT: tl.constexpr):
-    """sums + nothing: they cannot begin before it is known."""
+    """sums + nothing, a zero: products that are added to them cannot begin before it is known."""
     later = ()
     for i in tl.static_range(COUNT):
         later = later + (sums[i] + nothing,)
@@ -164,7 +171,7 @@ def begun(sums, nothing, COUNT: tl.constexpr):
 
 
 def check_registers(kernel: str, config: Any) -> None:
-    """Raise CandidateFailed when its limit is none that the compiler takes."""
+    """Raise CandidateFailed where the config's limit on registers is one that the compiler does not take."""
     registers, warps = config["registers"], config["warps"]
     most = min(255, 65536 // (32 * warps))
     if registers and not 28 <= registers <= most:
@@ -184,8 +191,8 @@ def scored(
 ) -> list[tuple[float, Config]]:
     """(estimated us, config) of the candidates for a device with this many units, the fastest first.
 
-    config_of: of rows, split, warps, ahead, without a limit on registers.  registers_of: of K and a config, about what
-    a thread takes.
+    config_of: makes the config of rows, split, warps and steps ahead, without a limit on registers.  registers_of:
+    about how many registers a thread takes, of K and a config.
     """
     splits = range(1, (PORTABLE_CLUSTER if has_clusters(arch) else 1) + 1)
     found = []
@@ -215,7 +222,7 @@ def _registers_for(warps: int) -> int:
 
 
 def busiest(n: int, units: int, config: Mapping[str, int]) -> int:
-    """Thread blocks of the busiest SM, with room for all."""
+    """How many thread blocks the busiest SM runs, if there is room for all at once."""
     at_once = filled(units, config["split"])
     return -(-(-(-n // config["rows"]) * config["split"]) // at_once)
 

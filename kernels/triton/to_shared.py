@@ -28,11 +28,12 @@ _EVEN: Final = 0.85  # an even split needs no mask in the loop: worth this many 
 class Constants:
     """The constants that were fitted for one kernel's estimate; times in us, rates in bytes per us.
 
-    bandwidth: of the whole device.  latency: an SM's rate is its bytes in flight over this.  unit_l2: an SM's, from L2.
-    reread: weight of X in L2 traffic.  step: of the loop, but for what the warp-group instruction does by itself;
-    mma: its growth with a thread's share of the products.  reduce, partial_mb, tail_10kb: of the sum over slices, by
-    bytes of all partial sums, and of one tile's.  exchange, sent_10kb: of the sum in a cluster, and by the
-    bytes that a thread block sends.  stage, warp: of each more.  masked: loss of a masked loop, in 3 %.
+    bandwidth: of the whole device.  latency: an SM's rate is its bytes in flight divided by this.  unit_l2: rate of one
+    SM from L2.  reread: weight of X in the traffic of L2.  step: time of one step of the loop, without what the
+    warp-group instruction does by itself; mma: how it grows with a thread's share of the products.  reduce, partial_mb,
+    tail_10kb: time of the sum over slices, and what it takes for the bytes of all partial sums and of one tile's.
+    exchange, sent_10kb: time of the sum in a cluster, and for the bytes that a thread block sends.  stage, warp: for
+    each more of them.  masked: loss of a masked loop, in steps of 3 %.
     """
 
     bandwidth: float

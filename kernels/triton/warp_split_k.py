@@ -152,7 +152,7 @@ def estimate(fit: Constants, m: int, n: int, k: int, units: int, config: Config,
 
 
 def _tile(k: int, config: Config) -> Tile:
-    """As the estimate sees a config for this K."""
+    """The config, for this K, in the terms of the estimate (to_shared.Tile)."""
     rows, tokens, block_k, split, warps, stages = (
         config[key] for key in ("rows", "tokens", "block_k", "split", "warps", "stages")
     )
