@@ -16,7 +16,7 @@ from gemmtuned.reports.render import clean, percent
 _WIDTH: Final = 720
 _ROW: Final = 26
 _LABEL: Final = 190  # room for the name of a bar
-_FIGURE: Final = 56  # and for its figure, which stands before it: the end of a bar may lie beyond a narrow screen
+_FIGURE: Final = 56  # room for a bar's figure, which stands before it: a narrow screen may not show the bar's end
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def _gpus(devices: Path = Path("/dev")) -> Iterator[Check]:
 
 
 def cannot_be(path: Path, settings: Settings, home: Check) -> bool:
-    """Whether it is missing in a home that cannot be made or written; home: what is said of that."""
+    """Whether it is missing because the home cannot be made or written; home: the check of the home."""
     return home.result == FAIL and path.is_relative_to(settings.home) and not os.path.lexists(path)
 
 

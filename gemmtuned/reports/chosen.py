@@ -20,8 +20,8 @@ _DEFAULT = Candidate(DEFAULT_BACKEND)
 def of_table(path: Path, wanted: Sequence[Problem], *, dtype: str) -> list[tuple[Problem, Candidate]]:
     """Each problem with what AITER's look-up finds for it in a tuned table: exact M, then its two padded levels.
 
-    dtype: of rows that name none.  Of several rows the fastest counts.  Rows of other devices are taken too: whether
-    they do here is what is checked.
+    dtype: of rows that name none.  Of several rows the fastest counts.  Rows of other devices are taken too: the
+    caller checks whether they run here.
     Raises TableError for a file that is no table.
     """
     best: dict[Problem, tuple[float, Candidate]] = {}

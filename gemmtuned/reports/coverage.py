@@ -114,7 +114,7 @@ def _columns(by: str, weight: str) -> tuple[Column, ...]:
 
 
 def _lines(total: Row, weight: str, window: str) -> list[str]:
-    """What stands above the table. total: sums over all rows."""
+    """The lines above the table. total: sums over all rows."""
     name = _WEIGHED[weight][-1]
     lines = [
         f"covered now: {percent(total['covered_share'] or 0)} of the {name} of the last {window} has a verdict",
@@ -132,7 +132,7 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
 
 
 def estimated(share: float | None) -> list[str]:
-    """The line on this share of a GEMM time, which nobody has timed; none where that is none of it."""
+    """The line that says which share of a GEMM time is estimated by size alone; no line where none is."""
     if not share:
         return []
     return [

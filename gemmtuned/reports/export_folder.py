@@ -27,11 +27,11 @@ class ExportFolder:
         self._notes = _read_notes(path / NOTES)
 
     def taken(self, names: Iterable[str]) -> list[str]:
-        """The names of these under which a file lies already."""
+        """Those of these names under which the folder has a file."""
         return [name for name in names if (self.path / name).exists()]
 
     def not_ours(self, names: Iterable[str]) -> list[str]:
-        """The names of these under which a file lies that we did not write, or that was changed since."""
+        """Those of these names under which the folder has a file that we did not write, or that was changed since."""
         return [name for name in self.taken(names) if not self._is_ours(name)]
 
     def _is_ours(self, name: str) -> bool:

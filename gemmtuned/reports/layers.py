@@ -42,7 +42,7 @@ def layers(served: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def answer(state: str | None) -> str:
-    """What the look-up of a problem gives: `faster`, `best` (torch's own kernel is), `none` (no verdict)."""
+    """What the look-up of a problem gives: `faster`, `best` (torch's own kernel is the best), `none` (no verdict)."""
     return "none" if state is None else "best" if state == BEST else "faster"
 
 

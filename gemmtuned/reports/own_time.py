@@ -22,11 +22,11 @@ def with_own_time(rows: Iterable[Row], own: Mapping[str, Mapping[str, Any]]) -> 
 
     own: of db.of_runs.own_time; what is not known is None.  waited_us: the part of wall_us by which others on its CPUs
     made it longer.  The shares are of the rest, since GEMM time is that of a quiet machine.
-    gemm_share: s, of the time that the program would run on stock torch; what its hits saved is not lost to it.
-    program_gain:
-    1 / (1 - s + s / g) with the gain g of its GEMMs.  program_limit: 1 / (1 - s), what a GEMM that took no time would
-    give.  Times of calls are means of some, so their sum can be more than the program ran: s is then 1 at most, and
-    `bounded` is set.  A run on several devices has its time in the row of the device with most GEMM time.
+    gemm_share: s, the GEMMs' share of the time that the program would take on stock torch, with what hits have saved.
+    program_gain: 1 / (1 - s + s / g) with the gain g of its GEMMs.
+    program_limit: 1 / (1 - s), what a GEMM that took no time would give.
+    Times of calls are means of some, so their sum can be more than the program ran: s is then 1 at most, and `bounded`
+    is set.  A run on several devices has its time in the row of the device with most GEMM time.
     """
     found: list[dict[str, Any]] = []
     told: set[str] = set()

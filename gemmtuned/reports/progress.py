@@ -12,14 +12,14 @@ from gemmtuned.configs.moment import duration
 from gemmtuned.reports.render import clean, complain, terminal
 
 Tell = Callable[[int, int, str], None]  # (done, total, what is at work now)
-SILENT_S: Final = 30.0  # so long nothing is said of work that does not get on
+SILENT_S: Final = 30.0  # after this long without an end of anything, a line says what is being done
 
 
 @contextmanager
 def progress(*, quiet: bool = False, lines: bool = False, steady: bool = False) -> Iterator[Tell]:
     """Yield a function to call with how far the work is; `quiet` (as with --json) shows nothing.
 
-    lines: when stderr is no terminal, and nothing has come to an end for SILENT_S, say once what it is at.  steady:
+    lines: when stderr is no terminal, and nothing has come to an end for SILENT_S, say what is being done.  steady:
     say how far it is each SILENT_S there, whatever came to an end.
     """
     if quiet or not sys.stderr.isatty():

@@ -29,7 +29,7 @@ _Facts = tuple[int, int, int]
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Alone among those that write files of this folder with us. Raises TableError when another does not let go.
+    """Hold the lock of our tuners for the files of this folder. Raises TableError when another does not let go of it.
 
     The folder itself is locked, so that nothing is left beside the user's file.
     """
@@ -67,7 +67,7 @@ class _Read:
         return _facts(os.fstat(self.fd)) != self.facts
 
     def text(self) -> bytes:
-        """All that is in it now, which is what it was from here on."""
+        """All that is in it now; what comes later is compared with this."""
         self.facts = _facts(os.fstat(self.fd))
         os.lseek(self.fd, 0, os.SEEK_SET)
         with os.fdopen(os.dup(self.fd), "rb") as file:

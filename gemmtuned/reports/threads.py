@@ -15,7 +15,7 @@ def threads_notes(found: Sequence[Row]) -> list[str]:
     notes = []
     for threads in dict.fromkeys(row["threads"] for row in found):
         rows = [row for row in found if row["threads"] == threads]
-        most = max(row["problems"] for row in rows)  # one problem may be tuned for several numbers
+        most = max(row["problems"] for row in rows)  # one problem may be tuned for several numbers of threads
         tuned = sorted(row["tuned_threads"] for row in rows)
         others = " or ".join(map(str, tuned))
         them = f"OMP_NUM_THREADS={tuned[0]}" if len(tuned) == 1 else "OMP_NUM_THREADS"

@@ -20,7 +20,8 @@ _NAMED: Final = 3
 class Paths:
     """A program's ways to products beside torch's own operators, in all its processes.
 
-    counted: names of operators.  left: of those left alone, each with why.  unseen: what no dispatcher sees.
+    counted: names of operators that are counted.  left: names of those that are not, each with the reason.  unseen:
+    ways that go past torch's dispatcher.
     """
 
     run: str
