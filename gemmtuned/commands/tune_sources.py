@@ -131,11 +131,12 @@ def _named(word: Shape | str, defaults: Defaults) -> Problem:
 
 
 def _never_called(problem: Problem, alike: Sequence[Problem]) -> str:
-    """Said before minutes of work. alike: what was called of the same M, N and K."""
+    """Said before minutes of work. alike: what was called or tuned of the same M, N and K."""
     said = f"{problem} was never called here"
     if alike:
         more = f" and {len(alike) - MOST_ALIKE} more" if len(alike) > MOST_ALIKE else ""
-        return f"{said}, but {', '.join(map(str, alike[:MOST_ALIKE]))}{more} {'was' if len(alike) == 1 else 'were'}"
+        known = "is known" if len(alike) == 1 else "are known"  # called, or tuned without a call
+        return f"{said}, but {', '.join(map(str, alike[:MOST_ALIKE]))}{more} {known}"
     return f"{said}, nor was anything of this M, N and K: it is tuned as it is named"
 
 

@@ -98,7 +98,8 @@ def fused_moe(
     adds nothing, and no weight is read for it.  A shared expert is one more id in each row.
     expert_mask: for each expert of all ranks, which topk_ids count, 1 if it lies here, or its number here, else -1.
     activation: Silu, Gelu (exact), Swiglu (gpt-oss's, clamped to 7).  interleaved: rows of gate and up take turns, as
-    in gpt-oss's checkpoints.  doweight_stage1: topk_weight multiplies the first product instead of the second.
+    in gpt-oss's checkpoints.
+    doweight_stage1: topk_weight multiplies the first product, before bias1, instead of the second.
     quant_type and w1_scale, w2_scale, which multiply: per_Tensor [E], per_Token [E, rows], per_1x128 and per_128x128
     [E, rows / 128, columns / 128], per_1x32 (MXFP4) e8m0 [E, rows, columns / 32], per_Group [E, rows, columns / group].
     num_local_tokens: how many rows are real; the others become zeros.  dtype: of Y, hidden_states' unless given.

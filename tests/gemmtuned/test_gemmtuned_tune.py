@@ -345,7 +345,7 @@ def test_what_is_named_and_was_never_called_is_said_beside_what_was(
     assert said(str(biased[0])) == said(f"{m}x{n}x{k}") == said(str(m), str(n), str(k)) == []
     (line,) = said(str(PROBLEM))
     assert line.startswith(f"gemmtuned: {PROBLEM} was never called here, but {biased[0]}, ")
-    assert line.endswith(" and 1 more were")
+    assert line.endswith(" and 1 more are known")
     (line,) = said(f"{m}x{n}x{k + 1}", "--threads", "1")
     assert line == (
         f"gemmtuned: bf16:{m}x{n}x{k + 1},threads=1 was never called here, nor was anything of this M, N and K: it is "
