@@ -28,6 +28,7 @@ WATCHED: Final = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | CLOSE_WRITE 
 _EVENT: Final = struct.Struct("iIII")
 _ROOM: Final = 1 << 16
 _STDERR: Final = 2
+_BUSY_S: Final = 0.05
 GAP_S: Final = 0.05  # between two looks at events: a program may write a log beside its table, line by line
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -86,10 +87,14 @@ class Events(Sleeper):
     def wake(self) -> None:
         """Taking a watch away is an event, too."""
         super().wake()
-        with self._lock_fd:
+        if not self._lock_fd.enter(_BUSY_S):  # our thread has it, so it is awake; a file server may not answer it
+            return
+        try:
             if self._fd is not None and self._is_ours(self._fd):
                 for number in self._names:
                     _libc.inotify_rm_watch(self._fd, number)
+        finally:
+            self._lock_fd.leave()
 
     def close(self) -> None:
         """Close the descriptor, if it is still ours."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from os import getpid
 from typing import Final
 
 from gemmtuned.configs.frame_lock import FrameLock
@@ -21,11 +22,14 @@ class OpCounts:
 
     def __init__(self) -> None:
         self.dropped = 0
+        self._pid = getpid()  # whose calls these are
         self._calls: Counter[tuple[Problem, str, str, bool]] = Counter()
         self._lock = FrameLock()  # a signal's handler may run an op in the middle of one
 
     def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
         """One call; outcome, graph: as of a Sighting."""
+        if self._pid != getpid():  # C code forked this process, and nobody has told Python
+            self.reset()
         key = problem, place, outcome, graph
         with self._lock:
             if len(self._calls) >= MAX_PROBLEMS and key not in self._calls:
@@ -46,6 +50,9 @@ class OpCounts:
         return calls
 
     def reset(self) -> None:
-        """Forget all: a forked child starts empty, and its lock may have been held."""
+        """In a forked child: forget what is the parent's, whose lock may have been held."""
+        if self._pid == getpid():
+            return
         self._lock = FrameLock()
-        self._calls = Counter()
+        self._calls, self.dropped = Counter(), 0
+        self._pid = getpid()

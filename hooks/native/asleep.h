@@ -23,14 +23,22 @@ struct Interpreter {
   void* (*of_this_thread)() = find<void* (*)()>("PyGILState_GetThisThreadState");
   void* (*let_go)() = find<void* (*)()>("PyEval_SaveThread");
   void (*take)(void*) = find<void (*)(void*)>("PyEval_RestoreThread");
+  bool tells_threads_apart = is_at_least(3, 12);  // before, `current` is of the thread that holds the lock, whichever
 
   template <class Function>
   static Function find(const char* name, const char* older = nullptr) {
     void* const found = dlsym(RTLD_DEFAULT, name);
     return reinterpret_cast<Function>(found || !older ? found : dlsym(RTLD_DEFAULT, older));
   }
+  static bool is_at_least(unsigned major, unsigned minor) {
+    const auto* const version = find<const unsigned long*>("Py_Version");  // 0x030c01f0 is 3.12.1; 3.11 is its first
+    return version && *version >> 16 >= (major << 8 | minor);
+  }
+  // Whether this thread holds it. Until 3.11 not seen for threads of sub-interpreters.
   bool is_held() const {
-    return current && of_this_thread && let_go && take && current() && current() == of_this_thread();
+    if (!current || !of_this_thread || !let_go || !take) return false;
+    void* const thread = current();
+    return thread && (tells_threads_apart || thread == of_this_thread());
   }
 };
 
@@ -42,7 +50,9 @@ struct Awake {
   ~Awake() { leave(); }
 };
 inline thread_local Awake t_awake;
-inline thread_local bool t_python_forks = false;  // this thread is forking by Python, which has waited for ours
+inline thread_local bool t_python_forks = false;     // this thread's next fork is by Python, which has waited for ours
+inline thread_local bool t_fork_is_pythons = false;  // the one that it is in
+inline thread_local bool t_holds_gate = false;       // for the fork that it is in
 
 class Asleep {
  public:
@@ -81,28 +91,30 @@ class Asleep {
   }
 
   void before_fork() {
-    if (t_python_forks) return;
+    t_fork_is_pythons = t_python_forks;
+    t_python_forks = false;  // what tells the end of a fork by Python may be cut off
+    if (t_fork_is_pythons) return;
     const auto wait = std::chrono::milliseconds(is_stuck_.load() ? 20 : 500);
-    is_held_ = gate_.try_lock();
-    if (!is_held_ && python_.is_held()) {
+    t_holds_gate = gate_.try_lock();
+    if (!t_holds_gate && python_.is_held()) {
       void* const thread = python_.let_go();
-      is_held_ = gate_.try_lock_for(wait);
+      t_holds_gate = gate_.try_lock_for(wait);
       python_.take(thread);
-    } else if (!is_held_) {
-      is_held_ = gate_.try_lock_for(wait);
+    } else if (!t_holds_gate) {
+      t_holds_gate = gate_.try_lock_for(wait);
     }
-    is_stuck_.store(!is_held_);
+    is_stuck_.store(!t_holds_gate);
   }
   void after_fork_in_parent() {
-    if (t_python_forks || !is_held_) return;
-    is_held_ = false;
+    if (!t_holds_gate) return;
+    t_holds_gate = false;
     gate_.unlock();
   }
   void after_fork_in_child() {  // our thread, which may have held any of these, stayed in the parent
     new (&gate_) std::timed_mutex;
     new (&mutex_) std::mutex;
     new (&woken_) std::condition_variable;
-    is_held_ = false;
+    t_holds_gate = false;
   }
 
   static inline std::atomic<ThreadBody> body{nullptr};
@@ -112,7 +124,6 @@ class Asleep {
 
   const Interpreter python_;
   std::timed_mutex gate_;
-  bool is_held_ = false;  // by a fork; one at a time, since the gate is held
   std::atomic<bool> is_stuck_{false};
   std::mutex mutex_;
   std::condition_variable woken_;

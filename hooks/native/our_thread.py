@@ -36,7 +36,7 @@ class OurThread:
         self._lib.gt_wake()
 
     def python_forks(self, is_so: bool) -> None:
-        """Whether this thread is in the middle of a fork by Python."""
+        """Whether this thread's next fork is by Python; False takes that back where none has come."""
         self._lib.gt_python_forks(is_so)
         if is_so and not self._knows_ends_of_forks:  # now, so that it is called after the hook that begins the thread
             self._knows_ends_of_forks = True

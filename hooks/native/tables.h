@@ -106,7 +106,7 @@ inline void after_fork_in_parent() noexcept {
 inline void after_fork_in_child() noexcept {
   g_asleep.after_fork_in_child();
   // Python's hooks of a fork begin our thread; C code that forks may not call them
-  if (!t_python_forks) g_at_first_count.store(Asleep::body.load());
+  if (!t_fork_is_pythons) g_at_first_count.store(Asleep::body.load());
   g_beats.store(&g_unseen);  // the page is the parent's
   Trial::get().after_fork_in_child();
   g_captures.after_fork_in_child();

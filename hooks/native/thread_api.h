@@ -39,7 +39,7 @@ int gt_sleep(int fd, int timeout_ms, uint64_t* seen) noexcept { return g_asleep.
 // Ends all such sleeps, or the next one of those who sleep not.
 void gt_wake() noexcept { g_asleep.wake(); }
 
-// Whether this thread is about to fork by Python, which has waited for our thread in its own way.
+// Whether this thread's next fork is by Python, which has waited for our thread in its own way.
 void gt_python_forks(int is_so) noexcept { t_python_forks = is_so != 0; }
 
 // Our thread, which has ended for a fork by Python, begins again once the forking thread runs Python code: from 3.13 on

@@ -398,8 +398,9 @@ def test_a_child_of_a_fork_by_c_of_which_nobody_tells_python_counts_as_it_goes_a
     assert home.calls() == 9
 
 
-@pytest.mark.parametrize("library", ["CDLL", "PyDLL"])  # without Python's lock, as uWSGI, or with it
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL", "CDLL, after a fork by Python whose end was cut off"])
 def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_lock(home: Home, library: str) -> None:
+    """CDLL: without Python's lock, as uWSGI; PyDLL: with it."""
     done = home.run(
         """
         import ctypes, json, os, select, sys, time, torch
@@ -411,7 +412,12 @@ def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_
 
         torch.mm(torch.ones(4, 16), torch.ones(16, 8))
         current().flusher._tick = busy
-        fork, hung = getattr(ctypes, sys.argv[1])(None).fork, 0
+        if "cut off" in sys.argv[1]:
+            tell = current().python_forks
+            current().python_forks = lambda is_so: is_so and tell(True)
+            child = os.fork() or os._exit(0)
+            os.waitpid(child, 0)
+        fork, hung = getattr(ctypes, sys.argv[1].split(",")[0])(None).fork, 0
         for _ in range(12):
             busy()
             child = fork()

@@ -1,5 +1,6 @@
 """The native hook where a thread ends, and where the program has set another locale."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hooked import HERE, LINEAR, Home
 
 from gemmtuned.hooks.native import records
 from gemmtuned.hooks.native.build import compiler
+from gemmtuned.hooks.op_counts import OpCounts
 
 
 def compiled(source: Path, folder: Path) -> Path:
@@ -18,6 +20,25 @@ def compiled(source: Path, folder: Path) -> Path:
     language = "c" if source.suffix == ".c" else "c++"
     subprocess.run([cxx, "-x", language, "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], check=True)
     return library
+
+
+def test_ops_counted_in_a_child_that_c_forked_are_its_own_and_the_parents_are_not() -> None:
+    counts, cuda = OpCounts(), "cuda:0"
+    counts.add(LINEAR, cuda)
+    counts.dropped = 3
+    reads, writes = os.pipe()
+    child = os.fork()  # an object that no hook knows: nobody tells it of the fork, as of one by C code
+    if child == 0:
+        counts.add(LINEAR, cuda)
+        counts.add(LINEAR, cuda)
+        counts.reset()  # what the hook does once it sees that it is in a child
+        os.write(writes, f"{[s.calls for s in counts.drain()]} {counts.dropped}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writes)
+    with open(reads) as file:
+        assert file.read() == "[2] 0"
+    assert [s.calls for s in counts.drain()] == [1] and counts.dropped == 3
 
 
 def test_products_of_a_thread_that_is_at_its_end_are_counted_and_leave_nothing(home: Home, tmp_path: Path) -> None:

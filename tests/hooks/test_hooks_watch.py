@@ -558,3 +558,27 @@ def test_a_program_may_choose_when_tables_are_taken_up(home: Home, setting: str,
     )
 
     assert done.said == seen
+
+
+def test_whoever_wakes_us_does_not_wait_for_a_file_server_that_does_not_answer(tmp_path, monkeypatch):
+    events, in_stat, answers = Events(), threading.Event(), threading.Event()
+    usual = Path.stat
+
+    def stat(path, **options):
+        if path == tmp_path and threading.current_thread() is not threading.main_thread():
+            in_stat.set()
+            answers.wait(20)
+        return usual(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    thread = threading.Thread(target=events.watch, args=({tmp_path: {"manifest.json"}},))
+    thread.start()
+    assert in_stat.wait(10)
+    began_s = time.monotonic()
+    events.wake()
+    took_s = time.monotonic() - began_s
+    answers.set()
+    thread.join()
+    events.close()
+
+    assert took_s < 5
