@@ -18,6 +18,8 @@ from gemmtuned.configs.settings import Settings, unhooked_env
 from gemmtuned.hooks.native.build import BuildFailed, build, find_built, may_try
 
 log = logging.getLogger("gemmtuned.daemon")
+LOOK_S: Final = 30.0
+LONGEST_S: Final = 3600.0
 BUILDING: Final = "building the native hook for this torch, once, about 15 s on an idle machine"
 
 
@@ -60,35 +62,53 @@ def _loads(library: Path) -> bool:
 
 
 class Beside:
-    """A build beside the daemon, in a niced process of its own session; ended with the daemon."""
+    """Builds beside the daemon, each in a niced process of its own session, ended with the daemon.
 
-    def __init__(self, settings: Settings) -> None:
+    The library is looked for every LOOK_S: a cache may have been full, or be removed, and torch may be upgraded.
+    """
+
+    def __init__(self, settings: Settings, *, look_s: float = LOOK_S) -> None:
+        self._settings, self._look_s = settings, look_s
         self._process: subprocess.Popen[str] | None = None
-        try:
-            if settings.native and find_built(settings.cache) is None and may_try(settings.cache):
-                self._start()
-        except (GemmtunedError, OSError) as err:
-            log.warning("native hook not built reason=%r", str(err))
+        self._ends = threading.Event()
+        if settings.native:
+            threading.Thread(target=self._run, name="gemmtuned-build", daemon=True).start()
 
-    def _start(self) -> None:
+    def _run(self) -> None:
+        said, failures, cache = "", 0, self._settings.cache
+        while True:
+            trouble = ""
+            try:
+                if find_built(cache) is None and may_try(cache):
+                    trouble = self._build()
+            except (GemmtunedError, OSError) as err:
+                trouble = str(err)
+            if trouble and trouble != said and not self._ends.is_set():
+                log.warning("native hook not built reason=%r", trouble)
+            said, failures = trouble, failures + 1 if trouble else 0
+            if self._ends.wait(min(self._look_s * 2**failures, LONGEST_S)):
+                return
+
+    def _build(self) -> str:
+        """Why it failed, or ""."""
         log.info("building the native hook for the programs of this machine")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gemmtuned.hooks.native.build", "--nice"],
             env=unhooked_env(), cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, start_new_session=True,
         )  # fmt: skip
-        threading.Thread(target=self._wait, args=(self._process,), name="gemmtuned-build", daemon=True).start()
-
-    def _wait(self, process: subprocess.Popen[str]) -> None:
-        _, said = process.communicate()
-        if process.returncode == 0:
-            log.info("native hook built")
-        elif self._process is not None:
-            log.warning("native hook not built reason=%r", (said.strip().splitlines() or ["no word"])[-1])
+        if self._ends.is_set():
+            self.stop()
+        _, said = self._process.communicate()
+        if self._process.returncode:
+            return (said.strip().splitlines() or ["no word"])[-1]
+        log.info("native hook built")
+        return ""
 
     def stop(self) -> None:
         """End it and its compiler; what is half built is built anew the next time."""
-        process, self._process = self._process, None
+        self._ends.set()
+        process = self._process
         if process is not None and process.poll() is None:
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)

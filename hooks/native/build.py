@@ -10,6 +10,7 @@ is remembered for a week; after any other failure the build is tried again later
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import importlib.util
 import json
@@ -44,6 +45,16 @@ RETRY_S: Final = 60.0  # after the first failure of another kind; then four time
 LONGEST_RETRY_S: Final = 86400.0
 _OF_SOURCE: Final = r"[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: "  # most processes build nothing
 _RTLD_DI_LINKMAP: Final = 2
+# What a compiler says of the machine at a line of the sources
+_OF_MACHINE: Final = tuple(
+    map(
+        os.strerror,
+        (
+            errno.ENOENT, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.ENFILE, errno.EMFILE, errno.ENOSPC,
+            errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EINTR,
+        ),
+    )
+)  # fmt: skip
 COMPILERS: Final = ("g++", "c++", "clang++")
 
 
@@ -198,7 +209,8 @@ def _compile(path: Path, torch: Path) -> Path:
         f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", *_cuda_flags(torch),
     ]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        env = {**os.environ, "LC_ALL": "C"}  # its errors are told apart by their words
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=env)
         if done.returncode != 0:
             reason = _remember(path, done.stderr)
             raise BuildFailed(
@@ -240,7 +252,7 @@ def _remember(path: Path, said: str) -> str:
         "reason": reason,
         "at_s": clock.now_s(),
         "tries": before["tries"] + 1 if before is not None else 1,
-        "lasting": of_source is not None and "No space left" not in said,
+        "lasting": of_source is not None and not any(words in said for words in _OF_MACHINE),
     }
     with suppress(OSError):  # then the next try comes sooner
         path.with_suffix(".log").write_text(said, encoding="utf-8")

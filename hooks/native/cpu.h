@@ -3,8 +3,12 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#if __has_include(<ATen/ops/_addmm_activation_cpu_dispatch.h>)
 #include <ATen/ops/_addmm_activation_cpu_dispatch.h>
+#endif
+#if __has_include(<ATen/ops/_int_mm_cpu_dispatch.h>)
 #include <ATen/ops/_int_mm_cpu_dispatch.h>
+#endif
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/baddbmm_cpu_dispatch.h>
@@ -135,6 +139,8 @@ struct Cpu {
 
 #define GEMMTUNED_ON_CPU(operation, ours, torchs) GEMMTUNED_TORCHS(ours, at::cpu::torchs)
   GEMMTUNED_OPERATORS(GEMMTUNED_ON_CPU)
+  GEMMTUNED_ACTIVATION_OPERATORS(GEMMTUNED_ON_CPU)
+  GEMMTUNED_INT_OPERATORS(GEMMTUNED_ON_CPU)
 #undef GEMMTUNED_ON_CPU
 
  private:

@@ -2,8 +2,12 @@
 #pragma once
 #include <ATen/Context.h>
 #include <ATen/MemoryOverlap.h>
+#if __has_include(<ATen/ops/_addmm_activation_cuda_dispatch.h>)
 #include <ATen/ops/_addmm_activation_cuda_dispatch.h>
+#endif
+#if __has_include(<ATen/ops/_int_mm_cuda_dispatch.h>)
 #include <ATen/ops/_int_mm_cuda_dispatch.h>
+#endif
 #if __has_include(<ATen/ops/_scaled_mm_cuda_dispatch.h>)
 #include <ATen/ops/_scaled_mm_cuda_dispatch.h>
 #define GEMMTUNED_SCALED_MM
@@ -94,6 +98,8 @@ struct Cuda {
 
 #define GEMMTUNED_ON_CUDA(operation, ours, torchs) GEMMTUNED_TORCHS(ours, at::cuda::torchs)
   GEMMTUNED_OPERATORS(GEMMTUNED_ON_CUDA)
+  GEMMTUNED_ACTIVATION_OPERATORS(GEMMTUNED_ON_CUDA)
+  GEMMTUNED_INT_OPERATORS(GEMMTUNED_ON_CUDA)
 #undef GEMMTUNED_ON_CUDA
 
   // These operators are not torch's public interface, or not in all its versions: each is registered where it can be called

@@ -5,6 +5,7 @@
 #pragma once
 #include <torch/library.h>
 
+#include <concepts>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,18 @@ void list_private(std::vector<Installable>&, const Take& take, const T& t) {
 }
 #endif
 
+// Whether this torch has the operators of its own use that are on every device as we call them.
+template <class Device, class T = Tensor>
+concept CallsActivation = requires(const T t, T out, const Scalar one) {
+  { Device::addmm_activation(t, t, t, one, one, true) } -> std::same_as<T>;
+  { Device::addmm_activation_out(out, t, t, t, one, one, true) } -> std::same_as<T&>;
+};
+template <class Device, class T = Tensor>
+concept CallsIntMm = requires(const T t, T out) {
+  { Device::int_mm(t, t) } -> std::same_as<T>;
+  { Device::int_mm_out(out, t, t) } -> std::same_as<T&>;
+};
+
 template <class Device>
 void list_operators(std::vector<Installable>& all) {
   using Ours = Operators<Device>;
@@ -81,6 +94,12 @@ void list_operators(std::vector<Installable>& all) {
   };
 #define GEMMTUNED_TAKE(operation, ours, torchs) take(operation, add_to<&Ours::ours>);
   GEMMTUNED_OPERATORS(GEMMTUNED_TAKE)
+  if constexpr (CallsActivation<Device>) {
+    GEMMTUNED_ACTIVATION_OPERATORS(GEMMTUNED_TAKE)
+  }
+  if constexpr (CallsIntMm<Device>) {
+    GEMMTUNED_INT_OPERATORS(GEMMTUNED_TAKE)
+  }
 #undef GEMMTUNED_TAKE
 #ifdef GEMMTUNED_CUDA
   if constexpr (std::is_same_v<Device, Cuda>) list_private(all, take, Tensor());

@@ -20,6 +20,21 @@ auto tensors_of(Handles... handles) {
   return std::tuple{torch::aot_inductor::resolve_tensor_dispatch_flags(handles)...};
 }
 
+// Torch's own function of this name where its product is none that we call.
+template <class Device>
+AOTITorchError int_mm_out(const char* name, AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) {
+  if constexpr (CallsIntMm<Device>) {
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+      auto [y, x, w] = tensors_of(out, self, mat2);
+      Operators<Device>::int_mm_out(x, w, y);
+    });
+  } else {
+    const auto torchs = reinterpret_cast<AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle)>(
+        dlsym(RTLD_NEXT, name));
+    return torchs ? torchs(out, self, mat2) : AOTI_TORCH_FAILURE;
+  }
+}
+
 }  // namespace gemmtuned
 
 #define GEMMTUNED_SHIMS(device, Device)                                                                              \
@@ -52,10 +67,7 @@ auto tensors_of(Handles... handles) {
   }                                                                                                                  \
   AOTITorchError aoti_torch_##device##__int_mm_out(AtenTensorHandle out, AtenTensorHandle self,                      \
                                                    AtenTensorHandle mat2) {                                          \
-    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                     \
-      auto [y, x, w] = gemmtuned::tensors_of(out, self, mat2);                                                       \
-      gemmtuned::Operators<Device>::int_mm_out(x, w, y);                                                             \
-    });                                                                                                              \
+    return gemmtuned::int_mm_out<Device>(__func__, out, self, mat2);                                                 \
   }
 
 extern "C" {

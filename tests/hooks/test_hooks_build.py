@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from damaged_library import DAMAGE
-from hooked import Home
+from hooked import Home, wait_for
 from typer.testing import CliRunner
 
 from gemmtuned import cli
+from gemmtuned.commands import native_library
+from gemmtuned.configs.settings import Settings
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.native.build import BuildFailed, build, failure, find_built, library_path, may_try
 
@@ -112,7 +114,10 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     ("said", "lasting"),
     [
         ("echo 'x/c_api.cpp:12:5: error: no member' >&2; exit 1", True),
-        ("echo '/usr/include/x.h:1: fatal error: y.h: No such file' >&2; exit 1", True),
+        ("echo '/usr/include/x.h:1: fatal error: y.h: No such file or directory' >&2; exit 1", False),
+        ("echo 'x/c_api.cpp:9:10: fatal error: ATen/ATen.h: Input/output error' >&2; exit 1", False),
+        ("echo 'x/call.h:9:10: error: virtual memory: Cannot allocate memory' >&2; exit 1", False),
+        ('[ "$LC_ALL" = C ] || exit 1; echo "x/c_api.cpp:12:5: error: no member" >&2; exit 1', True),
         ("echo 'collect2: error: ld returned 1 exit status' >&2; exit 1", False),
         ("echo 'x/call.h:1:1: fatal error: cannot write: No space left on device' >&2; exit 1", False),
         ("kill -9 $$", False),
@@ -167,6 +172,23 @@ def test_each_failure_in_turn_waits_longer_and_a_build_that_works_forgets_them(
 
     assert find_built(cache) == path
     assert failure(cache) is None and may_try(cache)
+
+
+def test_the_daemon_builds_once_there_is_room_again_and_anew_what_was_removed(
+    tmp_path: Path, home: Home, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("in the way, as a full disk is")
+    compiler(f'cp "{build(home.cache)}" "$out"')
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path), "GEMMTUNED_CACHE": str(tmp_path / "cache")})
+    monkeypatch.setenv("GEMMTUNED_CACHE", str(tmp_path / "cache"))
+    beside = native_library.Beside(settings, look_s=0.02)
+    try:
+        (tmp_path / "cache").unlink()
+        for _ in range(2):
+            wait_for(lambda: find_built(settings.cache) is not None)
+            shutil.rmtree(settings.cache)
+    finally:
+        beside.stop()
 
 
 def test_a_full_disk_is_named_before_the_compiler_runs(
@@ -243,3 +265,19 @@ def test_two_builds_of_torch_with_one_version_have_two_libraries(
     names.add(library_path(tmp_path))
 
     assert len(names) == 5
+
+
+@pytest.mark.long
+def test_operators_of_torchs_own_use_may_take_other_arguments_in_a_later_torch(tmp_path: Path) -> None:
+    torch, cxx = native_build.torch_folder(), native_build.compiler()
+    assert torch is not None and cxx is not None
+    (tmp_path / "ATen/ops").mkdir(parents=True)
+    for name, last in (("_int_mm", "Tensor & mat2"), ("_addmm_activation", "Scalar & alpha=1")):
+        header = f"ATen/ops/{name}_cpu_dispatch.h"
+        text = (torch / "include" / header).read_text()
+        assert text.count(last) >= 1
+        (tmp_path / header).write_text(text.replace(last, f"{last}, int later{'=0' if '=' in last else ''}"))
+    folders = [f"-I{folder}" for folder in (tmp_path, torch / "include", torch / "include/torch/csrc/api/include")]
+    command = [cxx, "-std=c++20", "-fsyntax-only", *folders, str(native_build._here() / "c_api.cpp")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
