@@ -35,6 +35,8 @@ log = logging.getLogger("gemmtuned.hooks")
 class Account:
     """Counts and reports of the process. selections: logs what served each call, if the user asked for that."""
 
+    _told: tuple[object, ...] = ()  # what the line at the start has said in this process, whatever hook was on then
+
     def __init__(
         self,
         settings: Settings,
@@ -147,7 +149,7 @@ class Account:
         return next(filter(None, notes), "")
 
     def announce(self) -> None:
-        """Print once that the hook is on, or that the user has switched it off.
+        """Print once that the hook is on, or that the user has switched it off; again where it is on in another way.
 
         Children of multiprocessing print nothing, since their parent has.  A hook that is off for another reason has
         said so in a warning.
@@ -170,6 +172,9 @@ class Account:
         if engines.speak():
             return
         what = "" if settings.dispatch else ", counting only" if settings.capture else ""
+        if Account._told == (path, what, settings.home):
+            return
+        Account._told = path, what, settings.home
         table = self._tables.table
         rows = len(table)
         held = f"generation {table.generation}, {rows} rows" if table.generation or rows else "nothing tuned yet"

@@ -581,6 +581,10 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
         print(1)
         """
     loud, quiet = home.run(code, GEMMTUNED_QUIET="0"), home.run(code)
+    again = code.replace(
+        "print(1)", "[(gemmtuned.disable(), gemmtuned.enable(), gemmtuned.reload()) for _ in 'xx']; print(1)"
+    )
+    often = home.run(again, GEMMTUNED_QUIET="0")
 
     misspelt = home.run(
         code, GEMMTUNED_QUIET="0", GEMMTUNED_FLUSCH_S="1", GEMMTUNED_NONSENSE="1", **{"GEMMTUNED_\x1b[31m": "1"}
@@ -592,8 +596,10 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
         f"home {home.path} - GEMMTUNED_FLUSCH_S, set here, is no variable of gemmtuned's (GEMMTUNED_FLUSH_S?) "
         "- GEMMTUNED_NONSENSE, set here, is no variable of gemmtuned's (GEMMTUNED_QUIET=1 silences this)\n"
     )
-    assert loud.err == (
-        f"gemmtuned {version}: native, generation 7, 1 rows, home {home.path} (GEMMTUNED_QUIET=1 silences this)\n"
+    assert (
+        loud.err
+        == often.err
+        == (f"gemmtuned {version}: native, generation 7, 1 rows, home {home.path} (GEMMTUNED_QUIET=1 silences this)\n")
     )
 
 
