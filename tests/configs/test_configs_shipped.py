@@ -76,13 +76,19 @@ def test_a_folder_that_others_may_write_is_left_out(tmp_path: Path, caplog: pyte
     assert "shipped table left out" in caplog.text and "manifest.json" in caplog.text
 
 
-def test_a_daemon_tries_them_first(tmp_path: Path) -> None:
+def test_every_family_has_rows_for_the_device_that_was_at_hand() -> None:
+    problems = [hint.problem for hint in rows("sm_90") if json.loads(hint.row)["device"] == "cuda-nvidia-h200-132"]
+    assert {p.family for p in problems if p} == {"dense", "scaled", "grouped", "moe", "weight_only"}
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda", "moe_decode"])
+def test_a_daemon_tries_them_first(tmp_path: Path, backend: str) -> None:
     clock = Clock()
     ours = [hint for hint in rows("sm_90") if json.loads(hint.row)["device"] == "cuda-nvidia-h200-132"]
-    best = next(hint for hint in ours if hint.candidate and hint.candidate.backend == "triton")
+    best = next(hint for hint in ours if hint.candidate and hint.candidate.backend == backend)
     assert best.problem is not None
     machine = Machine(tmp_path / "home", clock, [Card()], locks=tmp_path / "locks")
-    stamps = {**machine.environment.stamps, "triton": "1"}
+    stamps = {**machine.environment.stamps, backend: "1"}
     machine.life.environment = machine.environment = type(machine.environment)(machine.environment.device, stamps)
     for _ in range(2):  # a second start does not keep them twice
         machine.start()

@@ -1,0 +1,104 @@
+"""Draw what families.py and weight_only.py measured: the gain by M for each kind, and times against the floor.
+
+    cd benchmarks/results
+    python -m benchmarks plot_families {families-,weight_only-}*-h200-*.json --out docs/images/families-h200.svg
+
+Needs matplotlib (`pip install '.[bench]'`).  Of a problem measured twice the later row counts.  The gain is over the
+fastest that torch has beside it: its own call; for int8 `_int_mm` with one compiled kernel for scales behind it; where
+torch refuses the scales of blocks, its product of copies made ahead; for weights of 8 and 4 bits beside X of 16,
+F.linear of a weight that was dequantised before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot, ticker
+
+KINDS: Final = {
+    "row": "fp8, one scale a row", "tensor": "fp8, one scale a tensor", "block_row": "fp8, scales of blocks of 128",
+    "int8": "int8, one scale a row", "fp8": "fp8 weight, bf16 X", "int4_128": "int4 weight, groups of 128, bf16 X",
+    "mxfp4": "MXFP4 weight, bf16 X",
+}  # fmt: skip
+OVER: Final = ("kept_us", "copied_us", "int_mm_fused_us", "torch_us")  # the first that a row has
+
+
+def rows(paths: Iterable[Path]) -> tuple[str, list[dict[str, Any]]]:
+    """(device and versions, rows of problems that were measured)."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    devices, dates = set(), []
+    for raw in sorted((json.loads(path.read_text()) for path in paths), key=lambda raw: raw["date"]):
+        devices.add(f"{raw['device']}, torch {raw['versions']['torch'].split('+')[0]}")
+        dates.append(raw["date"][:10])
+        for row in raw["rows"]:
+            if row["kind"] in KINDS and "failed" not in row:
+                found[row["kind"], row["problem"]] = row
+    return f"{'; '.join(sorted(devices))}, {dates[0]} to {dates[-1]}", list(found.values())
+
+
+def gain(row: dict[str, Any]) -> float:
+    """What torch takes over what is published; 1 where nothing is."""
+    if not row["published"]:
+        return 1.0
+    over = next(row[name] for name in OVER if name in row)
+    return float(over / row["published_us"])
+
+
+def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
+    """Two pictures side by side, in one file."""
+    ms = sorted({row["m"] for row in found})
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.4), layout="constrained")
+    for index, (kind, name) in enumerate(KINDS.items()):
+        mine = [row for row in found if row["kind"] == kind]
+        at = sorted({row["m"] for row in mine})
+        gains = [[gain(row) for row in mine if row["m"] == m] for m in at]
+        places = [ms.index(m) + 0.05 * (index - len(KINDS) / 2) for m in at]
+        means = [statistics.geometric_mean(some) for some in gains]
+        colour = pyplot.get_cmap("tab10")(index)
+        left.plot(places, means, "o-", color=colour, markersize=4, label=name)
+        left.vlines(places, [min(some) for some in gains], [max(some) for some in gains], color=colour, linewidth=0.8)
+        ours = [row for row in mine if row["published"]]
+        right.scatter(
+            [row["floor_us"] for row in ours], [row["published_us"] for row in ours], s=9, color=colour, label=name
+        )
+    left.axhline(1.0, color="grey", linewidth=0.8)
+    left.set(xlabel="M (rows of X)", ylabel="gain over torch (where torch's own stays: 1)", xticks=range(len(ms)))
+    left.set_xticklabels(ms)
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
+    floors = [row["floor_us"] for row in found]
+    span = [min(floors) * 0.9, max(floors) * 1.1]
+    right.plot(span, span, color="grey", linewidth=0.8, label="only reading W")
+    right.set(xscale="log", yscale="log", xlabel="streaming floor of the same run (us)", ylabel="published (us)")
+    for axis in (right.xaxis, right.yaxis):
+        axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.set_minor_formatter(ticker.NullFormatter())
+    right.set_xticks([3, 5, 10, 20, 50, 100])
+    figure.suptitle(
+        f"Weights of 8 and 4 bits, cold, CUDA graph; means, and the lowest and highest: {title}", fontsize=10
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
+    title, found = rows(args.results)
+    draw(title, found, args.out)
+    print(f"{args.out}: {len(found)} problems")
+
+
+if __name__ == "__main__":
+    main()
