@@ -32,7 +32,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.read_file import read_small
-from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.settings import Settings, child_env
 
 SOURCES: Final = tuple(
     sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
@@ -209,7 +209,7 @@ def _compile(path: Path, torch: Path) -> Path:
         f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", *_cuda_flags(torch),
     ]  # fmt: skip
     try:
-        env = {**os.environ, "LC_ALL": "C"}  # its errors are told apart by their words
+        env = child_env(LC_ALL="C")  # its errors are told apart by their words
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=env)
         if done.returncode != 0:
             reason = _remember(path, done.stderr)
