@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 LAYERS, HIDDEN, INNER, WORDS = 2, 1024, 2816, 4096
@@ -29,4 +29,6 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the model goes")
+    make(parser.parse_args().folder)

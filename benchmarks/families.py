@@ -26,6 +26,7 @@ import math
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -250,6 +251,8 @@ def main() -> None:
     if args.dry_run:
         kinds, ms, sizes, threads = [k for k in kinds if k not in ON_GPUS_ALONE], [m for m in ms if m <= 16], DRY, 1
         tune, turns = tune_on_cpu, turns_on_cpu
+        if args.out == record.RESULTS:  # nothing that a page could cite
+            args.out = Path(tempfile.mkdtemp(prefix="gemmtuned-families-"))
     here = environment(cpu_device() if args.dry_run else cuda_device(0))
     rows = dense.read_lines(args.resume)
     done = {(row["kind"], row["m"], row["n"], row["k"]) for row in rows}

@@ -48,8 +48,6 @@ LAYERS: Final = {
 }
 ROUTINGS: Final = 24
 ARGUMENTS: Final = ("x.ptr",) * 7 + ("x.size0",) * 2  # seven addresses and two numbers
-UNITS: Final = cuda_device(0).units
-ARCH: Final = cuda_device(0).arch
 RIGHT: Final = {"fp8_e4m3": 5e-2}  # the usual one quantises X and H, so it is as wrong as that
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -118,7 +116,7 @@ class Ours:
             early = pdl and stage == 2
             cluster = moe.cluster(stage, how)
             kernel = Kernel(made.data, name, threads=32 * how.warps, shared=shared, cluster=cluster, early=early)
-            self.kernels.append((kernel, moe.grid(layer, stage, how, tokens, UNITS)))
+            self.kernels.append((kernel, moe.grid(layer, stage, how, tokens, cuda_device(0).units)))
 
     def __call__(self, x, ids, weights, w13, s13, w2, s2):
         stream, pairs = torch.cuda.current_stream().cuda_stream, self.tokens * self.layer.topk
@@ -150,7 +148,7 @@ def through_torch(layer: Experts, tokens: int):
 
 def many(layer: Experts, up: moe_tiling.Tile, down: moe_tiling.Tile):
     """The four launches for many tokens, as a call of this program."""
-    launches = moe_launch.Launches(layer, up, down, ARCH)
+    launches = moe_launch.Launches(layer, up, down, cuda_device(0).arch)
 
     def call(x, ids, weights, w13, s13, w2, s2):
         return launches(Operands(x=x, w1=w13, w2=w2, weights=weights, ids=ids, scale1=s13, scale2=s2))
@@ -261,9 +259,8 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
     if pairs <= moe.MAX_PAIRS:
         search("ours", lambda a, b: Ours(layer, tokens, a, b), *(our_stages(layer, tokens, i) for i in (1, 2)))
     if tokens > 32:
-        search(
-            "tiles", lambda a, b: many(layer, a, b), *(list(moe_tiling.likely(layer, tokens, ARCH, i)) for i in (1, 2))
-        )
+        tiles = (list(moe_tiling.likely(layer, tokens, cuda_device(0).arch, stage)) for stage in (1, 2))
+        search("tiles", lambda a, b: many(layer, a, b), *tiles)
     if time.monotonic() < until_s:
         search("usual", lambda a, b: Usual(layer, tokens, a, b), *[list(usual_configs(layer, tokens))] * 2)
     if layer.weight == "bf16":

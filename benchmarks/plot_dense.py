@@ -14,11 +14,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
-from matplotlib import pyplot, ticker
-
 
 def rows(paths: list[Path]) -> tuple[str, list[dict[str, Any]]]:
     """(device and versions, rows of problems that were measured)."""
@@ -33,6 +28,13 @@ def rows(paths: list[Path]) -> tuple[str, list[dict[str, Any]]]:
 
 
 def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
+    from matplotlib import pyplot, ticker
+
     ms = sorted({row["m"] for row in found})
     shapes = sorted({(row["n"], row["k"]) for row in found}, key=lambda shape: shape[0] * shape[1])
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.4), layout="constrained")
@@ -78,8 +80,6 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    mpl.rcParams["svg.fonttype"] = "none"
-    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
     title, found = rows(args.results)
     draw(title, found, args.out)
     print(f"{args.out}: {len(found)} problems")

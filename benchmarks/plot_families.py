@@ -18,11 +18,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib as mpl
-
-mpl.use("svg")
-from matplotlib import pyplot, ticker
-
 KINDS: Final = {
     "row": "fp8, one scale a row", "tensor": "fp8, one scale a tensor", "block_row": "fp8, scales of blocks of 128",
     "int8": "int8, one scale a row", "fp8": "fp8 weight, bf16 X", "int4_128": "int4 weight, groups of 128, bf16 X",
@@ -53,6 +48,13 @@ def gain(row: dict[str, Any]) -> float:
 
 
 def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
+    from matplotlib import pyplot, ticker
+
     """Two pictures side by side, in one file."""
     ms = sorted({row["m"] for row in found})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.4), layout="constrained")
@@ -93,8 +95,6 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    mpl.rcParams["svg.fonttype"] = "none"
-    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
     title, found = rows(args.results)
     draw(title, found, args.out)
     print(f"{args.out}: {len(found)} problems")

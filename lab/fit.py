@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gemmtuned.kernels import catalog
 
@@ -50,6 +49,8 @@ def timings(kernel: Any, paths: Iterable[Path], ms: set[int]) -> Timed:
 
 def fitted(module: Any, found: Timed, name: str, fixed: set[str], sharpness: float) -> tuple[Any, int, float]:
     """(the constants of this name, how many timings they go by, what they are off by: RMS of the logarithm)."""
+    from scipy.optimize import minimize  # type: ignore[import-untyped]  # --help needs none
+
     points = []
     for (m, n, k), timed in found.items():
         best = min(timed.values())

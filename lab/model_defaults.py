@@ -7,6 +7,7 @@ configs inside it with the type each is of (inside), and that it has no head (ba
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -79,6 +80,7 @@ def everything() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     lines = [f"  {json.dumps(kind)}: {json.dumps(one, sort_keys=True)}" for kind, one in everything().items()]
     DEFAULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     sys.stdout.write(f"{DEFAULTS}: {len(lines)} types\n")

@@ -108,6 +108,8 @@ def test_the_version_is_said_once_and_the_changelog_has_it() -> None:
     kinds = re.findall(r"^### (.+)$", changelog, re.MULTILINE)
 
     assert changelog.index("## [Unreleased]") < changelog.index(f"## [{released[0]}]")
+    each = [re.findall(r"^### (.+)$", part, re.MULTILINE) for part in changelog.split("\n## ")[1:]]
+    assert each and all(found == sorted(set(found)) for found in each), "Added, Changed, Fixed, Removed, Security"
     assert released[0] == gemmtuned.__version__ and set(kinds) <= {"Added", "Changed", "Fixed", "Removed", "Security"}
     assert not re.search(r"^version *= *\"", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
