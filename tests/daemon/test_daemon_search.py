@@ -174,6 +174,22 @@ def test_a_candidate_that_is_far_behind_gets_the_fewest_pairs_and_is_reported_al
     assert float(told.note.removeprefix("gain=")) == pytest.approx(0.8, rel=0.03)
 
 
+def test_torch_is_timed_no_more_once_a_candidate_is_far_ahead_and_gains_stay_over_torch(table):
+    true_us = {"near": 190.0, "ahead": 20.0, "behind": 30.0, "best": 10.0, "slow": 400.0}
+    for name in true_us:
+        table.plant(name)
+    clock = quiet(**true_us)
+    won = table.tune(clock)
+    screened = {r.candidate.backend: r for r in table.reports if r.phase == "screen"}
+    gains = {name: float(screened[name].note.removeprefix("gain=")) for name in true_us}
+    assert gains == {name: pytest.approx(200.0 / us, rel=0.1) for name, us in true_us.items()}
+    assert screened["slow"].outcome == "slower" and won.backend == "best"
+    assert won.us == pytest.approx(10.0, rel=0.1) and won.baseline_us == pytest.approx(200.0, rel=0.1)
+    # by itself and to warm up, then beside `near` and `ahead`; all others race with one of the candidates
+    until = len(clock.calls) - clock.calls[::-1].index("slow")
+    assert clock.calls[:until].count("torch") <= 2 + 3 * SCREEN_PAIRS[1]
+
+
 class SlowLater(NoisyClock):
     """`slow` takes three times as long once so many trials of a phase have been reported."""
 
