@@ -19,7 +19,8 @@ NETWORK_FILESYSTEMS: Final = (
     "beegfs", "fhgfs", "weka", "panfs", "ocfs2", "gfs2", "pvfs2", "orangefs", "quobyte", "moosefs", "mfs", "lizardfs",
     "saunafs", "seaweedfs", "juicefs", "cubefs", "cfs", "curvefs", "alluxio", "xtreemfs", "hdfs", "dfs", "dfuse",
     "sshfs", "davfs", "rclone", "s3fs", "goofys", "geesefs", "mountpoint-s3", "mount-s3", "gcsfuse", "blobfuse",
-    "ossfs", "cosfs", "objectivefs", "vboxsf", "vmhgfs", "prl_fs",
+    "ossfs", "cosfs", "objectivefs", "vboxsf", "vmhgfs", "prl_fs", "fuse_dfs", "eos", "gvfs", "kio-fuse", "acfs",
+    "cvfs", "azfiles", "tigrisfs", "yas3fs", "s3ql", "s3backer", "xrootd", "cvmfs", "daos", "kafs", "ibrix", "scoutfs",
 )  # fmt: skip
 
 

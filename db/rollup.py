@@ -24,6 +24,7 @@ BLOCK_HOURS: Final = 28 * 24
 SLICE_S: Final = 0.03  # of the write lock: no piece of a slice begins later; programs wait 0.25 s for it
 PIECE: Final = 400  # rows: some 3 ms
 FORGET_SESSIONS_S: Final = 14 * 86_400.0
+SESSIONS: Final = 2000  # that are forgotten in one transaction: some 10 ms
 
 _KEY: Final = "problem_id, environment_id, run_id, hour, outcome, graph"
 _OF_HOUR: Final = f"SELECT {_KEY}, calls, last_seen_us FROM sighting WHERE hour = ? ORDER BY {_KEY} LIMIT ?"  # noqa: S608
@@ -46,6 +47,14 @@ FROM (
     GROUP BY solution_id
 ) h WHERE solution.id = h.solution_id
 """  # noqa: S608
+_OLD_PHASE: Final = "SELECT 1 FROM phase_call WHERE hour < ? LIMIT 1"
+_PHASE_KEY: Final = "hour, phase, problem_id, environment_id, run_id"
+_DROP_PHASES: Final = f"""
+DELETE FROM phase_call WHERE ({_PHASE_KEY}) IN
+    (SELECT {_PHASE_KEY} FROM phase_call WHERE hour < ? ORDER BY {_PHASE_KEY} LIMIT ?)
+"""  # noqa: S608
+_OLD_SESSIONS: Final = "SELECT host, pid, started_us FROM session WHERE beat_us < ? LIMIT ?"
+_DROP_SESSION: Final = "DELETE FROM session WHERE host = ? AND pid = ? AND started_us = ? AND beat_us < ?"
 
 Row = tuple[int, int, int, int, str, int, int, int]  # _KEY, calls, last_seen_us
 
@@ -60,24 +69,31 @@ class RollUp(Part):
     def roll_up(self, *, now_s: float, for_s: float | None = None) -> bool:
         """Merge what is old enough, slice by slice, for that many seconds; None: to the end. True when it is all done.
 
-        A slice that has begun is finished.  Then run labels beyond their bound are dropped; at the end, sessions not
-        heard of for two weeks and phases of four weeks ago are forgotten.  Raises StoreBusy and StoreError as every
+        A slice that has begun is finished.  Then sessions not heard of for two weeks and phases of four weeks ago are
+        forgotten, in slices, too, and run labels beyond their bound dropped.  Raises StoreBusy and StoreError as every
         call does; what earlier slices did stays done.
         """
         until_s = None if for_s is None else time.monotonic() + for_s
         while True:
-            if not (self._slice(us(now_s) // 3_600_000_000) or self._labels.prune(us(now_s))):
-                break
+            now_us = us(now_s)
+            if not (self._slice(now_us // 3_600_000_000) or self._forget(now_us) or self._labels.prune(now_us)):
+                return True
             if until_s is not None and time.monotonic() > until_s:
                 return False
-        before_us = us(now_s - FORGET_SESSIONS_S)
-        old = "SELECT 1 FROM session WHERE beat_us < ? LIMIT 1"
-        if self._db.read(lambda conn: conn.execute(old, (before_us,)).fetchone()):
-            self._rows.write(lambda conn: conn.execute("DELETE FROM session WHERE beat_us < ?", (before_us,)))
-        hour = us(now_s) // 3_600_000_000 - KEEP_DAYS * 24
-        if self._db.read(lambda conn: conn.execute("SELECT 1 FROM phase_call WHERE hour < ?", (hour,)).fetchone()):
-            self._rows.write(lambda conn: conn.execute("DELETE FROM phase_call WHERE hour < ?", (hour,)))
-        return True
+
+    def _forget(self, now_us: int) -> bool:
+        """One small step; False when there is nothing too old. Months of short programs leave a million of each."""
+        hour = now_us // 3_600_000_000 - KEEP_DAYS * 24
+        if self._db.read(lambda conn: conn.execute(_OLD_PHASE, (hour,)).fetchone()):
+            self._rows.write(lambda conn: _in_pieces(lambda: conn.execute(_DROP_PHASES, (hour, PIECE)).rowcount))
+            return True
+        before_us = now_us - int(FORGET_SESSIONS_S * 1e6)
+        # found without the lock, since that is a look at all of them
+        old = self._db.read(lambda conn: conn.execute(_OLD_SESSIONS, (before_us, SESSIONS)).fetchall())
+        if old:
+            keys = [(*key, before_us) for key in old]
+            self._rows.write(lambda conn: conn.executemany(_DROP_SESSION, keys).rowcount)
+        return bool(old)
 
     def left_of_0_1_0(self) -> float:
         """The share of the problems, 0 to 1, that has rows from before step 0016: the slices go problem by problem."""

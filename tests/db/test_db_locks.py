@@ -210,14 +210,28 @@ def test_who_holds_a_lock_without_a_word_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind",
     ["nfs4", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.juicefs", "fuse.lustre", "beegfs", "wekafs", "panfs", "ocfs2",
-     "gfs2", "pvfs2", "fuse.sshfs", "smb3", "cifs", "9p", "ceph", "afs", "fuse.rclone", "fuse.s3fs", "gpfs"],
+     "gfs2", "pvfs2", "fuse.sshfs", "smb3", "cifs", "9p", "ceph", "afs", "fuse.rclone", "fuse.s3fs", "gpfs",
+     "fuse.fuse_dfs", "fuse.eosxd", "fuse.gvfsd-fuse", "acfs", "cvfs", "fuse.cvmfs2"],
 )  # fmt: skip
 def test_file_systems_of_several_hosts_are_known(kind: str) -> None:
     assert is_network(kind)
 
 
 @pytest.mark.parametrize(
-    "kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "fuse.fuse-overlayfs", "fuseblk"]
+    "kind",
+    [
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "tmpfs",
+        "overlay",
+        "f2fs",
+        "fuse.fuse-overlayfs",
+        "fuseblk",
+        "fuse.mergerfs",
+        "fuse.encfs",
+    ],
 )
 def test_file_systems_of_one_host_are_not_refused(kind: str) -> None:
     assert not is_network(kind)

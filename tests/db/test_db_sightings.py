@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,9 @@ from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, 
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
-from gemmtuned.db import queries
+from gemmtuned.configs.sighting import Session
+from gemmtuned.db import queries, rollup
+from gemmtuned.db.ask import ask
 from gemmtuned.db.store import Store
 
 T = 1_800_000_000.0
@@ -126,6 +128,38 @@ def test_hours_of_a_day_that_ended_less_than_a_day_ago_stay(store: Store) -> Non
         rows = conn.execute("SELECT hour, calls FROM sighting ORDER BY hour").fetchall()
     of_yesterday = int(today_s // HOUR) - 24
     assert rows == [(of_yesterday - 24, 24), *((of_yesterday + hour, 1) for hour in range(24))]
+
+
+def test_what_months_of_short_programs_left_is_forgotten_in_small_transactions(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollup, "SLICE_S", 0.0)
+    monkeypatch.setattr(rollup, "SESSIONS", 100)
+    problems = [replace(saw(problem(n=64 + i), 3), phase="warm-up") for i in range(rollup.PIECE + 50)]
+    for days in (0, 29, 30, 31):
+        store.sightings.add("r", NEW, problems, now_s=T - days * DAY)
+    one = Session(host="h", pid=1, started_us=1, run="r", path="native", generation=0)
+    for pid in range(250):
+        store.sightings.beat(replace(one, pid=pid), now_s=T - (pid % 2) * 15 * DAY)
+    real, changes = store.rollup._rows.write, []
+
+    def counted(work: Callable[[sqlite3.Connection], object], **more: bool) -> object:
+        def noted(conn: sqlite3.Connection) -> object:
+            before = conn.total_changes
+            try:
+                return work(conn)
+            finally:
+                changes.append(conn.total_changes - before)
+
+        return real(noted, **more)
+
+    monkeypatch.setattr(store.rollup._rows, "write", counted)
+    assert store.rollup.roll_up(now_s=T)
+    assert max(changes) <= rollup.PIECE and len(changes) >= 6
+    assert [row["calls"] for row in ask(store.path, "SELECT sum(calls) AS calls FROM phase_call")] == [
+        3 * len(problems)
+    ]
+    assert [row["n"] for row in ask(store.path, "SELECT count(*) AS n FROM session")] == [125]
 
 
 def steps_of_a_roll_up(folder: Path, hours: int) -> int:
