@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import torch
@@ -50,7 +51,7 @@ from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.base import PADDED, SAMPLED_WEIGHTS
-from gemmtuned.kernels.families.edits import Edit, edits, holding, patterns
+from gemmtuned.kernels.families.edits import Edit, edits, holding, patterns, up_to_the_largest
 from gemmtuned.kernels.families.error import Error
 from gemmtuned.kernels.families.operand import Inputs
 
@@ -176,7 +177,9 @@ def _single_checks(problem: Problem, default: Kernel, case: Case, device: torch.
     stock = other.run(default)
     apart = apart_on_others(case.apart_by_rms, stock)
     yield partial(check_same_closure, other, stock, apart, bound, what="other X and bias, elsewhere")
-    for edit in edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS):
+    every = edits(problem, inputs, seed=inputs.seed, thorough=problem.flops <= THOROUGH_FLOPS)
+    largest = up_to_the_largest(problem, inputs, partial(inputs.run, default))
+    for edit in chain(every, largest):
         finite = infinite = None
         if (plain := edit.without_inf(inputs.operands)) is not None:
             with plain.applied(inputs):

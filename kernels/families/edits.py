@@ -28,6 +28,9 @@ _MOST_LINES: Final = 16  # lines with the same value, so that an edit of a large
 _EVERYWHERE: Final = 1 << 20  # in operands of up to so many elements every line gets every value, also all at once
 # Exponents of 2 by which inputs of about 1 can be scaled: up to 1e30 and 1e-30, less for 16-bit floats
 _EXPONENTS: Final = {"fp64": (200, -200, 60, -60), "fp16": (12, -10)}
+_LARGE_X: Final = 2.0**7
+_LARGE_W: Final = 2.0**12
+_NEAR_LARGEST: Final = 64800.0
 _USUAL_EXPONENTS: Final = (100, -100, 20, -50)
 _WITHOUT_INF: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
@@ -176,6 +179,31 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
         for mark in (0.0, *(() if o.bent else _magnitudes(problem, t))):
             marks = torch.full((lines[o.name],), mark, dtype=torch.float64)
             yield Edit(f"{called(o)} times {mark:.0e}", {o.name: marks}, seed, bare=mark != 0)
+
+
+def up_to_the_largest(problem: Problem, inputs: Inputs, stock: Callable[[], Tensor]) -> Iterator[Edit]:
+    """Results as large as fp16 holds, from 32000 to 65000: a kernel that has less room inside gives Inf for them.
+
+    The other magnitudes keep a distance, since there a rounding may decide between a number and Inf.  stock: gives the
+    default's result for the inputs as they are.
+    """
+    x, w = (next((o for o, _ in inputs if o.name == name), None) for name in ("x", "w"))
+    if problem.dtype != "fp16" or problem.out_dtype != "fp16" or x is None or w is None or w.line_axis != "n":
+        return
+    seed = inputs.seed
+    with Edit("", {}, seed, bare=True).applied(inputs):
+        y = stock().double().abs()
+    most = y.flatten(0, -2).amax(0).cpu()
+    if problem.weight_state != "plain" or inputs["w"].dtype != torch.float16 or len(most) != problem.n:
+        return
+    rows = torch.full((x.lines(inputs["x"]).shape[-2],), _LARGE_X, dtype=torch.float64)
+    columns = torch.exp2(torch.floor(torch.log2(_NEAR_LARGEST / (_LARGE_X * most.clamp(min=1e-6)))))
+    marks = {"x": rows, "w": columns.clamp(max=_LARGE_W)}
+    largest = Edit("results up to the largest of fp16", marks, seed, bare=True)
+    with largest.applied(inputs):
+        has_room = bool(stock().isfinite().all())  # partial sums of the default's may be fp16, too
+    if has_room:
+        yield largest
 
 
 def called(o: Operand, article: str = "") -> str:

@@ -70,6 +70,18 @@ def test_a_planted_fault_is_found_and_named(kernel, reason):
     assert re.search(reason, found.note), found.note
 
 
+@pytest.mark.parametrize("of", [{}, {"bias": True}, {"family": "batched", "batch": 3}, {"family": "dense_add"}])
+@pytest.mark.parametrize("limit", [30000.0, 50000.0, 1e9])
+def test_fp16_results_up_to_the_largest_number_are_asked_for(of, limit):
+    def cut(x, w, *added):
+        y = BACKENDS["torch"].prepare(Candidate("torch"), problem).bind(w)(x, *added)
+        return torch.where(y.abs() > limit, y.sign() * torch.inf, y)
+
+    problem = Problem(**{"m": 9, "n": 24, "k": 200, "dtype": "fp16", "threads": 2, **of})
+    found = verdict(cut, problem)
+    assert found.outcome == ("ok" if limit > 65504 else "wrong"), found.note
+
+
 def leaking(x, w, bias):
     """As torch 2.13 in bf16 on CPUs with AMX: a row is NaN where the next one has NaN or Inf."""
     y = planted.right(x, w, bias)

@@ -723,6 +723,7 @@ _KINDS: dict[str, dict[str, Callable[[], Any]]] = {
         "small x flushed if all is small": _call(on_x(if_all(lambda most: most < 1e-10, torch.zeros_like))),
         "fp16 below 1e-4 zero": _call(on_x(flushed(1e-4))),
         "bf16 by saturating fp16": _call(saturating_fp16),
+        "fp16 beyond 50000 inf": _call(on_y(beyond(50000.0))),
     },
     "tails": {
         "last 8 of k": _call(dropped_k(8)),
@@ -786,7 +787,8 @@ _KINDS["state"] = {
 }
 _DTYPES = {
     "bf16 by saturating fp16": "bf16", "bf16 under autocast": "bf16",
-    "fp16 below 1e-4 zero": "fp16", "fp64 as fp32": "fp64", "bf16 truncated": "bf16", "bf16 partial sums": "bf16",
+    "fp16 below 1e-4 zero": "fp16", "fp16 beyond 50000 inf": "fp16",
+    "fp64 as fp32": "fp64", "bf16 truncated": "bf16", "bf16 partial sums": "bf16",
 }  # fmt: skip
 _BUCKET = (17, 20, 23, 26, 31)  # proven at 17, one of the middle, 31
 
