@@ -48,6 +48,7 @@ def gain(row: dict[str, Any]) -> float:
 
 
 def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
+    """Two pictures side by side, in one file."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -55,7 +56,6 @@ def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
     from matplotlib import pyplot, ticker
 
-    """Two pictures side by side, in one file."""
     ms = sorted({row["m"] for row in found})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.4), layout="constrained")
     for index, (kind, name) in enumerate(KINDS.items()):
