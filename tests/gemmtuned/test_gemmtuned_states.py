@@ -122,10 +122,12 @@ STATES = {
 }
 
 
-@pytest.fixture(params=STATES.values(), ids=STATES)
-def state(request: pytest.FixtureRequest) -> State:
-    found: State = request.param
-    return found
+def states(*here: str) -> pytest.MarkDecorator:
+    """All of them, those that are not named here in `make long`."""
+    params = [
+        pytest.param(state, id=name, marks=() if name in here else pytest.mark.long) for name, state in STATES.items()
+    ]
+    return pytest.mark.parametrize("state", params)
 
 
 @pytest.fixture
@@ -204,6 +206,7 @@ def doctor(home: Path) -> str:
     return " ".join(f"{c.result} {c.found} {c.fix}" for c in checks_store.checks(settings))
 
 
+@states("deleted", "written over", "truncated", "foreign", "newer")
 def test_under_a_running_daemon(home: Path, state: State, daemons: Callable[[], subprocess.Popen[str]]) -> None:
     daemon = daemons()
     wait_for(lambda: (home / "log").exists() and "started" in log(home), home)
@@ -219,6 +222,7 @@ def test_under_a_running_daemon(home: Path, state: State, daemons: Callable[[], 
     assert in_use(home) == list(SIZES)
 
 
+@states("deleted", "truncated", "garbage", "newer")
 def test_before_a_daemon_is_started(home: Path, state: State, daemons: Callable[[], subprocess.Popen[str]]) -> None:
     state.make(home)
     if state.advice is not None:
@@ -231,6 +235,7 @@ def test_before_a_daemon_is_started(home: Path, state: State, daemons: Callable[
     wait_for(lambda: is_well(home), home)
 
 
+@states(*STATES)
 def test_tune(home: Path, state: State) -> None:
     settings = Settings.from_env({"GEMMTUNED_HOME": str(home), "GEMMTUNED_IDLE_S": "0"})
     monitor = FakeMonitor()
