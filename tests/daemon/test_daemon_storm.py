@@ -1,7 +1,7 @@
 """Killed, or refused by the disk, at a random point of any work on the store: the next start has lost nothing.
 
 Every solution that the manifest had is in the manifest, or was withdrawn by name; every call of a flush that returned
-is in the database, or named as lost with its number.  `make test` runs 20 cases on a small store, `make soak` 10 more
+is in the database, or named as lost with its number.  `make test` runs 14 cases on a small store, `make soak` 16 more
 and 60 on one of 7,000 solutions.  A case is known by its seed, in the name of the test: pytest -k 'storm and 17'.
 """
 
@@ -266,7 +266,7 @@ def storm(source: Path, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.part(20)
+@pytest.mark.part(14)
 @pytest.mark.parametrize("seed", range(30))
 def test_storm(small: Path, tmp_path: Path, seed: int) -> None:
     storm(small, tmp_path, seed)

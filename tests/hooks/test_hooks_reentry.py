@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 from hooked import Home
@@ -94,10 +95,22 @@ print(json.dumps([events, wrong[:9]]))
 """
 
 
+def steps(*of: tuple[str | int, ...]) -> list[Any]:
+    """Of each two steps, the last two, the longer one; the shorter one in `make long`."""
+    return [
+        pytest.param(*calls, step, marks=marks)
+        for *calls, longer, shorter in of
+        for step, marks in ((longer, ()), (shorter, pytest.mark.long))
+    ]
+
+
 @pytest.mark.parametrize(
     ("outer", "inner", "step"),
-    [("reload", "newer", 11), ("status", "disable", 13), ("cycle", "cycle", 29), ("reload", "disable", 31)],
-)
+    steps(
+        ("reload", "newer", 23, 11), ("status", "disable", 29, 13), ("cycle", "cycle", 61, 29),
+        ("reload", "disable", 67, 31),
+    ),
+)  # fmt: skip
 def test_a_call_that_interrupts_another_is_obeyed_and_leaves_the_newest_in_use(
     home: Home, outer: str, inner: str, step: int
 ) -> None:
@@ -217,8 +230,11 @@ print(json.dumps([events, wrong[:9]]))
 
 @pytest.mark.parametrize(
     ("outer", "step"),
-    [("disable", 11), ("enable", 101), ("exit", 11), ("fork", 5), ("reload", 11), ("phase", 13)],
-)
+    steps(
+        ("disable", 23, 11), ("enable", 211, 101), ("exit", 23, 11), ("fork", 11, 5), ("reload", 23, 11),
+        ("phase", 29, 13),
+    ),
+)  # fmt: skip
 def test_what_an_exception_cuts_off_holds_up_nothing_and_loses_nothing(home: Home, outer: str, step: int) -> None:
     """A lock stayed locked: the thread waited for ever, each later change 2 s, and counts were lost."""
     events, wrong = home.run(EVENTS + CUT_OFF, outer, str(step), GEMMTUNED_RELOAD="manual").said
