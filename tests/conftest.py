@@ -110,6 +110,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_other_files_is_left() -> None:
+    """Let no garbage collection of a test walk through what the files before it have imported and kept."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def commands_are_made_once() -> Iterator[None]:
     """Typer takes 5 ms to make a command of its function, at each call in this process."""

@@ -162,8 +162,14 @@ def test_torchs_own_is_what_the_reference_says(p: Problem) -> None:
     assert judge(p, family_of(p).default(p)) == "ok: "
 
 
-@pytest.mark.parametrize(("m", "of_x"), [(1, "row"), (6, "col"), (8, "row")])
-@pytest.mark.parametrize("lies", ["row", "row_padded"])
+@pytest.mark.parametrize(
+    ("m", "of_x", "lies"),
+    [
+        (1, "row", "row_padded"), (6, "col", "row"), (8, "row", "row_padded"),
+        *(pytest.param(*one, marks=pytest.mark.long)
+          for one in ((1, "row", "row"), (6, "col", "row_padded"), (8, "row", "row"))),
+    ],
+)  # fmt: skip
 def test_what_torch_refuses_of_blocks_has_a_default(m: int, of_x: str, lies: str) -> None:
     """On a GPU torch refuses some; on CPUs, where this runs, all of them."""
     p = replace(BLOCK, m=m, threads=0, scale_layout=of_x, wscale_layout=lies)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from hooked import Home
 
 import gemmtuned
 from gemmtuned.kernels.compiling import asked_once, is_exporting
@@ -41,10 +40,12 @@ def test_what_is_asked_once_runs_while_code_is_compiled_and_not_in_it() -> None:
     assert len(asked) == 1
 
 
-def test_the_ops_bring_no_compiler() -> None:
-    code = "import sys, torch, gemmtuned.ops; print([m for m in ('torch._dynamo', 'sympy') if m in sys.modules])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "[]"
+def test_the_ops_bring_no_compiler(home: Home) -> None:
+    """To a process that has torch."""
+    compilers = "print(json.dumps([m for m in ('torch._dynamo', 'sympy') if m in sys.modules]))"
+    code = f"import json, sys, torch; {compilers}; import gemmtuned.ops; {compilers}"
+    done = home.run(code, AITER_TUNE_GEMM="0")
+    assert done.code == 0 and done.out.split() == ["[]", "[]"], done.err
 
 
 def test_nothing_of_ours_asks_torch_itself() -> None:
