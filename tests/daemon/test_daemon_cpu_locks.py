@@ -30,7 +30,7 @@ from gemmtuned.db.store import Store
 from gemmtuned.fleet.on_this_host import device_here
 
 DAEMON = Path(__file__).parents[1] / "support" / "daemon_process.py"
-COUNT = 25
+COUNT = 12
 Start = Callable[..., "Running"]
 
 
@@ -105,7 +105,7 @@ def test_daemons_on_cpus_of_their_own_tune_side_by_side(start: Start) -> None:
 
 
 def test_the_cpus_of_a_daemon_that_was_killed_are_free_at_once(start: Start) -> None:
-    one = start("one", "0,1", count=1000)
+    one = start("one", "0,1", count=200)
     wait_for(lambda: len(one.measured_us()) > 3)
     two = start("two", "0,1")
     wait_for(lambda: "another gemmtuned daemon" in two.reason())
