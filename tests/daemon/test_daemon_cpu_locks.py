@@ -97,7 +97,7 @@ def test_daemons_of_two_homes_never_measure_on_the_same_cpus_at_once(start: Star
 
 def test_daemons_on_cpus_of_their_own_tune_side_by_side(start: Start) -> None:
     far = max(with_siblings(range(os.cpu_count() or 1))) + 1  # which this machine has not got: no siblings of ours
-    one, two = start("one", "0"), start("two", str(far))
+    one, two = start("one", "0", count=25), start("two", str(far), count=25)  # so many that one begins in time
     one.finish()
     two.finish()
 
