@@ -75,7 +75,19 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 def on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-    """Several questions on one read-only connection; `nothing` for a database that is not yet filled."""
+    """Several questions on one read-only connection; `nothing` for a database that is not yet filled.
+
+    What says that it is damaged is asked once more: one read that the disk refuses is damage to SQLite, too.
+    """
+    try:
+        return _on(path, look, nothing)
+    except StoreError as err:
+        if not faults.is_damage(err):
+            raise
+        return _on(path, look, nothing)
+
+
+def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
     conn = open_to_read(path)
     try:
         if migrations.is_empty(conn, path):

@@ -19,7 +19,7 @@ from gemmtuned.configs.problem import COLUMNS
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.db import queries
+from gemmtuned.db import ask, queries
 from gemmtuned.db.store import Store
 
 _COVERAGE = [
@@ -484,3 +484,20 @@ def test_100_000_sightings_are_covered_in_under_a_second(store: Store) -> None:
     row = only(queries.frame(store.path, "coverage").to_dict("records"))
     assert time.process_time() - start < 1
     assert (row["calls"], row["problems"], row["tuned_problems"]) == (300_000, 5000, 1667)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_read_that_the_disk_refused_once_is_asked_again(store: Store, times: int) -> None:
+    told = []
+
+    def look(conn: sqlite3.Connection) -> int:
+        if len(told) < times:
+            told.append(sqlite3.DatabaseError("database disk image is malformed"))
+            raise told[-1]
+        return int(conn.execute("SELECT 7").fetchone()[0])
+
+    if times == 1:
+        assert ask.on(store.path, look, 0) == 7
+    else:
+        with pytest.raises(StoreError, match="damaged"):
+            ask.on(store.path, look, 0)
