@@ -272,6 +272,8 @@ def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> O
 def as_they_are(parts: Tensor) -> AbstractContextManager[object]:
     """No autocast while tensors are joined: a CPU's autocast refuses 16-bit floats of another type than its own."""
     kind = parts.device.type
+    if kind == "meta":  # of which torch knows no autocast
+        return nullcontext()
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 

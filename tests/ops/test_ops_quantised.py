@@ -263,6 +263,23 @@ def test_compiled_in_one_graph_is_eager(name: str) -> None:
         assert op(*map(mode.from_tensor, operands)).shape == (4, 32)
 
 
+BATCHED = {
+    f"batched {name}": (op, tuple(t.expand(2, *t.shape) for t in operands))
+    for name, op, operands in (
+        ("bf16", ops.batched_gemm_bf16, (CALLS["a16w8"][1][0], CALLS["a16w8"][1][1].bfloat16())),
+        ("fp8", ops.batched_gemm_a8w8, CALLS["a8w8 fp8"][1]),
+        ("int8", ops.batched_gemm_a8w8, (*CALLS["a8w8 int8"][1][:2], torch.ones(4, 1), torch.ones(1, 32))),
+    )
+}
+
+
+@pytest.mark.parametrize("name", [*CALLS, *BATCHED])
+def test_operands_without_values_give_a_result_without_values(name: str) -> None:
+    op, operands = (CALLS | BATCHED)[name]
+    want, found = op(*operands), op(*(t.to("meta") for t in operands))
+    assert (found.shape, found.dtype, found.is_meta) == (want.shape, want.dtype, True)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_no_rows_give_no_rows_eager_and_compiled(name: str) -> None:
     op, (x, w, *others) = CALLS[name]
