@@ -71,6 +71,11 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         return busy(path, waited_s)
     if what == "nolock":
         return no_locks_error(path, str(err))
+    if what in ("full", "cantopen") and no_inodes(path):
+        return StoreError(
+            f"{path}: disk full (no room for another file: all inodes are taken). Remove some files, or set "
+            "GEMMTUNED_HOME to a folder on another disk"
+        )
     if what == "full":
         return StoreError(
             f"{path}: disk full ({_free(path)}). Free space, or set GEMMTUNED_HOME to a folder on another disk"
@@ -239,7 +244,16 @@ def _os_kind(err: OSError) -> str:
 def no_room(path: Path) -> bool:
     """Whether the disk has no room for the memory that users of this database share: to SQLite an I/O error."""
     free = _free_bytes(path)
-    return free is not None and free < _SHARED_BYTES
+    return (free is not None and free < _SHARED_BYTES) or no_inodes(path)
+
+
+def no_inodes(path: Path) -> bool:
+    """Whether the disk has no room for another file, such as the log beside the database, whatever is free of it."""
+    try:
+        facts = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return bool(facts.f_files and not facts.f_favail)  # some file systems count none
 
 
 def _is_read_only(path: Path) -> bool:

@@ -10,6 +10,7 @@ from command_line import says
 from store_cases import NEW, found, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.db import faults
 
 READERS = (["status"], ["coverage"], ["untuned"], ["explain", "8", "1024", "512"], ["gains"], ["db", "check"])
 WRITERS = (["withdraw", "8", "1024", "512"], ["retune", "8x1024x512"], ["tune", "fp32:8x64x64"])
@@ -53,6 +54,17 @@ def test_on_a_disk_without_a_byte_reports_are_read_and_changes_are_told_to_need_
     ballast.unlink()
     assert "DISK FULL" not in says(home, "status").stdout
     assert says(home, "withdraw", "8", "1024", "512").returncode == 0
+
+
+def test_a_disk_without_an_inode_is_called_full_and_not_closed_to_us(home: Path) -> None:
+    facts = os.statvfs(home)
+    used = facts.f_files - facts.f_ffree
+    remounted = subprocess.run(["mount", "-o", f"remount,nr_inodes={used}", str(home.parent)], capture_output=True)
+    assert remounted.returncode == 0, remounted.stderr
+
+    with pytest.raises(StoreError, match="all inodes are taken"):
+        open_store(home).sightings.add("serve", NEW, [saw(problem(), 7)], now_s=0)
+    assert faults.no_room(home / "tune.db")
 
 
 @pytest.mark.slow
