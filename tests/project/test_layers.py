@@ -224,13 +224,13 @@ BROUGHT_BY_TORCH = {
     "__future__", "ast", "collections", "contextlib", "csv", "ctypes", "dataclasses", "datetime", "difflib", "enum",
     "fcntl", "fnmatch", "functools", "hashlib", "importlib", "io", "json", "logging", "math", "multiprocessing",
     "operator", "os", "pathlib", "pkgutil", "platform", "random", "re", "select", "shutil", "signal", "socket", "stat",
-    "struct", "subprocess", "threading", "types", "typing", "weakref",
+    "struct", "subprocess", "tempfile", "threading", "types", "typing", "weakref",
 }  # fmt: skip
 
 
 def test_a_host_imports_of_the_standard_library_what_torch_has_imported_before() -> None:
     """But for sqlite3, before which hooks/flush.py looks whose it is: a resource.py of the program ran as ours."""
-    files = (*OF_A_HOST, *(ROOT / "gemmtuned").glob("*.py"))
+    files = (*OF_A_HOST, *sources("kernels"), *sources("gemmtuned/ops"), *(ROOT / "gemmtuned").glob("*.py"))
     used = {module for path in files for module, _ in runtime_imports(path) if module in sys.stdlib_module_names}
     assert used - {*sys.builtin_module_names} - BROUGHT_BY_TORCH == {"sqlite3"}
 
