@@ -283,8 +283,9 @@ def check_repeats(case: Case, kernel: Kernel) -> None:
 def root_mean_square(y: Tensor) -> float:
     """Of the finite elements; above 0 where all of them are 0."""
     sizes = y.abs().double() if y.dtype in (torch.float64, torch.complex128) else y.abs().float()
-    finite = sizes[sizes.isfinite()]
-    return max(float(finite.square().mean().sqrt()), 1e-30) if finite.numel() else 1e-30
+    finite = sizes.isfinite()
+    count = max(int(finite.sum()), 1)
+    return max(float(torch.linalg.vector_norm(sizes.masked_fill_(~finite, 0.0))) / math.sqrt(count), 1e-30)
 
 
 def apart_on_others(by_rms: float, stock: Tensor) -> float:

@@ -6,7 +6,7 @@ takes up to 300 times as long, and in 30 races it was nearly all of what a searc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -16,7 +16,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.arms import Arms
 from gemmtuned.daemon.child.checks import Watch, Wrong
-from gemmtuned.daemon.child.measure import Arm
+from gemmtuned.daemon.child.measure import Arm, Race
 from gemmtuned.daemon.child.outcome import DEFAULT, Entrant
 from gemmtuned.daemon.child.races import Races
 from gemmtuned.daemon.child.trials import Trials, now_us
@@ -60,7 +60,7 @@ class Screening:
         except REFUSALS as err:
             raise CandidateFailed(f"{self._arms.main}: torch's own kernel fails: {first_line(err)}") from err
         self._trials.report(DEFAULT, "screen", "ok", started, us=self.default_us)
-        rival = _Rival(baseline, self.default_us)
+        self._torch = self._rival = _Rival(baseline, self.default_us)
         promising = []
         for candidate in offered:
             started = self._trials.start(candidate)
@@ -68,26 +68,25 @@ class Screening:
                 kernels = {m: self._backends[candidate.backend].prepare(candidate, m) for m in self._members}
                 arm = self._arms.arm(candidate, kernels[self._arms.main], self._arms.main)
                 self._look_at_first(candidate, arm)
-                run = self._races.undisturbed(partial(self._races.short, rival.arm, arm, rival.us))
+                run, gain = self._race(self._races.short, arm)
             except REFUSALS as err:
                 self._trials.report(candidate, "screen", "refused", started, note=first_line(err))
                 self._arms.forget(candidate)
                 continue
-            gain = rival.gain * run.gain
             good = gain > _HOPELESS
             self._trials.report(
                 candidate, "screen", "ok" if good else "slower", started, us=run.us, note=f"gain={gain:.3f}"
             )
             if good:
                 promising.append(Entrant(candidate, kernels, gain))
-                if gain >= PACE * rival.gain:
-                    rival = _Rival(arm, run.us, gain)
+                if gain >= PACE * self._rival.gain and candidate not in self.wrong_at_first:
+                    self._rival = _Rival(arm, run.us, gain)
             else:
                 self._arms.forget(candidate)
         promising.sort(key=lambda e: e.gain, reverse=True)
         near = [e for e in promising if e.gain * NEAR > promising[0].gain][:NEAR_MOST]
         if len(near) > FINALISTS:
-            promising = self._screen_again(rival, near)
+            promising = self._screen_again(near)
         return promising[:FINALISTS]
 
     def _look_at_first(self, candidate: Candidate, arm: Arm) -> None:
@@ -98,19 +97,37 @@ class Screening:
         except Wrong as err:
             self.wrong_at_first[candidate] = str(err)
 
-    def _screen_again(self, rival: _Rival, near: list[Entrant]) -> list[Entrant]:
+    def _race(self, how: Callable[[Arm, Arm, float], Race], arm: Arm) -> tuple[Race, float]:
+        """(a race with the rival, the gain over torch's own kernel).
+
+        Where it fails, torch's own takes the rival's place: the rival may have failed, and not the candidate.
+        """
+        rival = self._rival
+        try:
+            run = self._races.undisturbed(partial(how, rival.arm, arm, rival.us))
+        except REFUSALS:
+            if rival is self._torch:
+                raise
+            if rival.arm is arm:
+                self._rival = self._torch
+                raise
+            rival = self._torch
+            run = self._races.undisturbed(partial(how, rival.arm, arm, rival.us))
+            self._rival = rival  # the candidate has not failed
+        return run, rival.gain * run.gain
+
+    def _screen_again(self, near: list[Entrant]) -> list[Entrant]:
         """Race those again, twice as long, that one short race cannot tell apart; best first."""
         looked = []
         for entrant in near:
             started = self._trials.start(entrant.candidate)
             try:
-                arm = self._arms[entrant.candidate]
-                run = self._races.undisturbed(partial(self._races.longer, rival.arm, arm, rival.us))
+                run, gain = self._race(self._races.longer, self._arms[entrant.candidate])
             except REFUSALS as err:
                 self._trials.report(entrant.candidate, "screen", "refused", started, note=first_line(err))
                 self._arms.forget(entrant.candidate)
                 continue
-            entrant.gain = (entrant.gain * (rival.gain * run.gain) ** 2) ** (1 / 3)
+            entrant.gain = (entrant.gain * gain**2) ** (1 / 3)
             looked.append(entrant)
             note = f"gain={entrant.gain:.3f} of two"
             self._trials.report(entrant.candidate, "screen", "ok", started, us=run.us, note=note)

@@ -190,6 +190,48 @@ def test_torch_is_timed_no_more_once_a_candidate_is_far_ahead_and_gains_stay_ove
     assert clock.calls[:until].count("torch") <= 2 + 3 * SCREEN_PAIRS[1]
 
 
+class FailsLater(NoisyClock):
+    """`ahead` raises from its reading of this number on, as a kernel does whose graph is looked at now and then."""
+
+    def __init__(self, number: int, true_us: dict[str, float]) -> None:
+        super().__init__(true_us, jitter=0.01, drift=0.002, burst=0.0, second=0.0)
+        self.number = number
+
+    def us(self, arm: Arm, copies: Sequence[int]) -> float:
+        us = super().us(arm, copies)
+        if arm.name == "ahead" and self.calls.count("ahead") >= self.number:
+            raise CandidateFailed("gives another result inside a CUDA graph")
+        return us
+
+
+@pytest.mark.parametrize(
+    ("number", "ahead_us", "failed"), [(16, 20.0, []), (70, 10.0, [("screen", "ok"), ("screen", "refused")])]
+)
+def test_what_races_in_torchs_place_and_fails_takes_no_other_candidate_with_it(table, number, ahead_us, failed):
+    true_us = {"ahead": ahead_us, "one": 10.0, "two": 10.1, "three": 10.1, "four": 9.9}
+    for name in true_us:
+        table.plant(name)
+    won = table.tune(FailsLater(number, true_us))
+    assert won.backend in ("one", "two", "three", "four")
+    assert not [r for r in table.reports if r.outcome == "refused" and r.candidate.backend != "ahead"]
+    assert not failed or [told for told in table.phases("ahead") if told[0] == "screen"] == failed
+
+
+def test_a_candidate_that_is_wrong_at_first_does_not_race_in_torchs_place(table):
+    right: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        right.append(x @ w)
+        return right[-1] if len(right) > 1 else torch.full_like(right[-1], 1e3)
+
+    table.plant("empty", StatelessKernel(call))
+    table.plant("good")
+    clock = quiet(empty=2.0, good=150.0)
+    assert table.tune(clock).backend == "good"
+    first = clock.calls.index("good")
+    assert set(clock.calls[first : first + 2 + 2 * SCREEN_PAIRS[0]]) == {"good", "torch"}
+
+
 class SlowLater(NoisyClock):
     """`slow` takes three times as long once so many trials of a phase have been reported."""
 

@@ -12,8 +12,9 @@ from hooked import Home
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.daemon.child import checks
 from gemmtuned.daemon.child import verify as verify_module
-from gemmtuned.daemon.child.verify import Checked, default_error, verify
+from gemmtuned.daemon.child.verify import SEEDS, Checked, default_error, verify
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import StatelessKernel
 from gemmtuned.kernels.torch_flags import as_called
@@ -68,6 +69,14 @@ def test_a_planted_fault_is_found_and_named(kernel, reason):
     assert found.err is None
     assert found.note.startswith(f"{PROBLEM} planted: ")
     assert re.search(reason, found.note), found.note
+
+
+def test_how_large_results_are_is_measured_once_for_each_case_and_not_for_each_check(monkeypatch):
+    measured: list[int] = []
+    usual = checks.root_mean_square
+    monkeypatch.setattr(checks, "root_mean_square", lambda y: measured.append(id(y)) or usual(y))
+    assert verdict(planted.right, PROBLEM).outcome == "ok"
+    assert len(measured) <= len(SEEDS) + 2  # and for other inputs
 
 
 @pytest.mark.parametrize("of", [{}, {"bias": True}, {"family": "batched", "batch": 3}, {"family": "dense_add"}])
