@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.moment import duration, moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.service.rules import paused_until
-from gemmtuned.db import faults
+from gemmtuned.db import faults, migrations
+from gemmtuned.db.ask import ask
 from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
@@ -113,12 +116,16 @@ def _covered_line(share: float | None) -> str:
 
 
 def _switched_off(settings: Settings, now_s: float) -> list[str]:
-    """Lines that come first: that the disk is full, that tuning is paused, that programs run stock torch."""
+    """Lines that come first: a full disk, a newer version's database, a pause, programs that run stock torch."""
     lines = list(why_off(settings))
     paused = paused_until(settings.home, now_s)
     if paused is not None:
         until = "" if paused == 0 else f" until {moment(paused, now_s)}"
         lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
+    with suppress(StoreError):  # whoever reads more of it says why
+        version = int(ask(settings.db, "PRAGMA user_version")[0]["user_version"]) if settings.db.exists() else 0
+        if version > migrations.SCHEMA:
+            lines.insert(0, f"NEWER: {migrations.too_new(settings.db, version)}")
     if faults.no_room(settings.db):
         lines.insert(0, f"DISK FULL: no room at {settings.db.parent}, so counts of programs are lost. Free some space")
     return lines

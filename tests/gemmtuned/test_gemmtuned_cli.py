@@ -530,6 +530,7 @@ def test_a_backup_of_another_versions_database_is_of_that_version(
     with contextlib.closing(sqlite3.connect(home / "tune.db")) as conn:
         conn.execute(f"PRAGMA user_version = {version}")
     assert call("db", "backup", str(tmp_path / "copy.db")).returncode == 0
+    assert ("Upgrade gemmtuned here" in call("status").stdout) == (version > SCHEMA)
     for file in (home / "tune.db", tmp_path / "copy.db"):
         with contextlib.closing(sqlite3.connect(file)) as conn:
             assert conn.execute("PRAGMA user_version").fetchone() == (version,)
