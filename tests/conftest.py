@@ -29,6 +29,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SOAK_S: Final = 3600
+MOST_WITHOUT_COMPILER: Final = 1000  # tests; with more of them each fork would import torch's, for 2.5 s of CPU time
 SERVER: Final = pytest.StashKey[ForkServer]()  # of programs in forks, which all forks of pytest ask
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side
 ALONE: Final = frozenset(
@@ -75,6 +76,9 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     session.config.stash[SERVER] = server
     session.config.add_cleanup(server.stop)
     yield
+    if len(session.items) > MOST_WITHOUT_COMPILER:
+        import torch._dynamo
+        import torch._inductor.config
     torch.set_num_threads(threads)
 
 
