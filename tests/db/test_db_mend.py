@@ -23,12 +23,12 @@ from gemmtuned.db.files import folder_of_salvage
 from gemmtuned.db.store import Store, check
 
 T = time.time()
-SHAPES = 300
+SHAPES = 120
 
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a database of 300 counted shapes and 20 solutions, part of it in its log, one page smashed."""
+    """A folder with a database of SHAPES counted and 20 solutions, part of it in its log, one page smashed."""
     folder = tmp_path_factory.mktemp("damaged")
     store = open_store(folder)
     shapes = [problem(1 + i, k=128) for i in range(SHAPES)]
