@@ -22,6 +22,7 @@ from gemmtuned.configs.turns import Turns
 from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
 from gemmtuned.hooks.background import Fork, when_untold
 from gemmtuned.hooks.hook import Hook
+from gemmtuned.hooks.native.our_thread import python_forks
 from gemmtuned.hooks.notice import speak_up
 
 if TYPE_CHECKING:
@@ -280,8 +281,8 @@ def _before_fork() -> None:
     """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step."""
     _was_paused()
     paused = _forking.paused = _Paused(_hook, sys._getframe().f_back)
+    python_forks(True)  # also where no hook is on: one that is being switched on or off has a thread
     if paused.hook is not None:
-        paused.hook.python_forks(True)
         paused.how = paused.hook.before_fork(paused)
     imports.pause(paused)  # before flushes: one may be importing, which can take longer than we wait for it
     if paused.hook is not None:
@@ -302,9 +303,9 @@ def _was_paused() -> _Paused | None:
 
 def _after_fork_in_parent() -> None:
     paused = _was_paused()
+    python_forks(False)
     if paused is None or paused.hook is None:
         return
-    paused.hook.python_forks(False)
     if paused.how is Fork.ENDED and paused.hook is _hook:
         with suppress(OSError):
             paused.hook.background.begin_again(paused.hook.native)
@@ -324,7 +325,7 @@ def _after_fork() -> None:
     hook = _hook
     if hook is not None:
         try:
-            hook.python_forks(False)
+            python_forks(False)
             hook.after_fork(paused=paused is not None and paused.flushes)
         except Exception as err:
             say(f"not active in this forked process: {err}")

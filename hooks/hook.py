@@ -225,11 +225,6 @@ class Hook:
             return Fork.BESIDE
         return self.background.before_fork(fork, FORK_S)
 
-    def python_forks(self, is_so: bool) -> None:
-        """Whether this thread forks by Python: `before_fork` waits for ours then, and the library need not."""
-        if self.native is not None:
-            self.native.python_forks(is_so)
-
     def pause_flushes(self, fork: Running) -> bool:
         """Keep flushes from running until the fork is over; False when one could not be waited for."""
         return self._parts is not None and self.flusher.pause(fork)

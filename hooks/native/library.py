@@ -17,7 +17,7 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
-from gemmtuned.hooks.native.our_thread import OurThread
+from gemmtuned.hooks.native.our_thread import OurThread, knows_of_forks
 from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
@@ -151,6 +151,7 @@ class Native(OurThread):
         why = text.value.decode(errors="replace")
         if prepared < 0:
             raise NativeError(f"torch refused the native hook: {why}")
+        knows_of_forks(self._lib)
         self.left = {}
         if prepared == 1 and "does not load" not in why:  # without a driver there are no such calls
             self.left["CUDA"] = why

@@ -7,11 +7,33 @@ import os
 from typing import Any
 
 
+_knows_of_forks: list[ctypes.CDLL] = []  # the library, at most one, from then on that libc calls it at forks
+_to_register: list[ctypes.CDLL] = []  # the same, until Python knows of it too
+
+
+def knows_of_forks(lib: ctypes.CDLL) -> None:
+    """Libc calls this library at each fork for the life of the process, whether a hook is on or not."""
+    if not _knows_of_forks:
+        _to_register[:] = [lib]
+        _knows_of_forks[:] = [lib]
+
+
+def python_forks(is_so: bool) -> None:
+    """Tell the library whether this thread's next fork is by Python; False takes that back where none has come.
+
+    Untold, it would take such a fork for one by C code, and let go of Python's lock in the middle of it.  From 3.13 on
+    `os.fork` holds the list of Python's threads locked then, for which another thread would wait for ever.
+    """
+    for lib in _knows_of_forks:
+        lib.gt_python_forks(is_so)
+    if is_so and _to_register:  # now, so that it is called after the hook that begins the thread
+        os.register_at_fork(after_in_parent=_to_register.pop().gt_after_python_fork)
+
+
 class OurThread:
     """A part of Native."""
 
     _lib: ctypes.CDLL
-    _knows_ends_of_forks = False
 
     def at_first_count(self, body: Any) -> bool:
         """Run `body`, a ctypes callback, in a thread of its own when the next new problem is counted; None: do not.
@@ -34,13 +56,6 @@ class OurThread:
     def wake(self) -> None:
         """End each `sleep`, or the next one of those who do not sleep now."""
         self._lib.gt_wake()
-
-    def python_forks(self, is_so: bool) -> None:
-        """Whether this thread's next fork is by Python; False takes that back where none has come."""
-        self._lib.gt_python_forks(is_so)
-        if is_so and not self._knows_ends_of_forks:  # now, so that it is called after the hook that begins the thread
-            self._knows_ends_of_forks = True
-            os.register_at_fork(after_in_parent=self._lib.gt_after_python_fork)
 
     def begin_soon(self) -> None:
         """Have C begin the thread of `at_first_count` once the fork by Python is over, if no count has begun it before.

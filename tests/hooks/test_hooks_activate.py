@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hooked import STUB, Home
 
+from gemmtuned.hooks import activate
+from gemmtuned.hooks.native import our_thread
 from gemmtuned.hooks.native.build import build, library_path
 
 LOADED = """
@@ -404,6 +407,7 @@ def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_
     done = home.run(
         """
         import ctypes, json, os, select, sys, time, torch
+        from gemmtuned.hooks import activate
         from gemmtuned.hooks.activate import current
 
         def busy():
@@ -413,8 +417,8 @@ def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_
         torch.mm(torch.ones(4, 16), torch.ones(16, 8))
         current().flusher._tick = busy
         if "cut off" in sys.argv[1]:
-            tell = current().python_forks
-            current().python_forks = lambda is_so: is_so and tell(True)
+            tell = activate.python_forks
+            activate.python_forks = lambda is_so: is_so and tell(True)
             child = os.fork() or os._exit(0)
             os.waitpid(child, 0)
         fork, hung = getattr(ctypes, sys.argv[1].split(",")[0])(None).fork, 0
@@ -433,6 +437,19 @@ def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_
         GEMMTUNED_FLUSH_S="0.02",
     )
     assert done.said == 0
+
+
+def test_a_fork_by_python_is_told_to_the_library_while_no_hook_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it waits for the thread of one that is being switched off, in a way that hangs from Python 3.13 on."""
+
+    told: list[bool] = []
+    monkeypatch.setattr(our_thread, "_knows_of_forks", [SimpleNamespace(gt_python_forks=told.append)])
+    monkeypatch.setattr(our_thread, "_to_register", [])
+    monkeypatch.setattr(activate, "_hook", None)
+    activate._before_fork()
+    assert told == [True]
+    activate._after_fork_in_parent()
+    assert told == [True, False]
 
 
 def test_an_interrupt_while_a_fork_is_prepared_leaves_the_thread_and_the_locks_as_they_were(home: Home) -> None:
