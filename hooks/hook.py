@@ -225,6 +225,11 @@ class Hook:
             return Fork.BESIDE
         return self.background.before_fork(fork, FORK_S)
 
+    @property
+    def in_store(self) -> bool:
+        """Whether a flush is inside SQLite, whose locks a child forked now would have for ever."""
+        return self._parts is not None and self._parts.flusher.in_store
+
     def pause_flushes(self, fork: Running) -> bool:
         """Keep flushes from running until the fork is over; False when one could not be waited for."""
         return self._parts is not None and self.flusher.pause(fork)

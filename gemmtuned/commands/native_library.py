@@ -75,7 +75,7 @@ class Beside:
             threading.Thread(target=self._run, name="gemmtuned-build", daemon=True).start()
 
     def _run(self) -> None:
-        said, failures, cache = "", 0, self._settings.cache
+        said, wait_s, cache = "", self._look_s, self._settings.cache
         while True:
             trouble = ""
             try:
@@ -85,8 +85,8 @@ class Beside:
                 trouble = str(err)
             if trouble and trouble != said and not self._ends.is_set():
                 log.warning("native hook not built reason=%r", trouble)
-            said, failures = trouble, failures + 1 if trouble else 0
-            if self._ends.wait(min(self._look_s * 2**failures, LONGEST_S)):
+            said, wait_s = trouble, min(2 * wait_s, LONGEST_S) if trouble else self._look_s
+            if self._ends.wait(wait_s):
                 return
 
     def _build(self) -> str:

@@ -6,7 +6,6 @@ import ctypes
 import os
 from typing import Any
 
-
 _knows_of_forks: list[ctypes.CDLL] = []  # the library, at most one, from then on that libc calls it at forks
 _to_register: list[ctypes.CDLL] = []  # the same, until Python knows of it too
 

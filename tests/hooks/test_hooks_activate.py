@@ -452,6 +452,41 @@ def test_a_fork_by_python_is_told_to_the_library_while_no_hook_is_on(monkeypatch
     assert told == [True, False]
 
 
+def test_a_child_forked_while_the_last_flush_of_a_hook_is_in_sqlite_keeps_from_it(home: Home) -> None:
+    done = home.run(
+        """
+        import os, threading, torch, gemmtuned
+        from gemmtuned.hooks import flush
+        from gemmtuned.hooks.activate import current
+        from hooked import wait_for
+
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        hook = current()
+        wait_for(lambda: hook.flusher.calls == 1 and not hook.flusher.in_store)
+        finishes, goes_on, usual = threading.Event(), threading.Event(), hook.account.finish
+
+        def finish(*how):
+            hook.flusher.in_store = True
+            finishes.set()
+            goes_on.wait(10)
+            hook.flusher.in_store = False
+            usual(*how)
+
+        hook.account.finish = finish
+        off = threading.Thread(target=gemmtuned.disable)
+        off.start()
+        finishes.wait(10)
+        if os.fork() == 0:
+            os._exit(7 if flush._no_store else 0)
+        kept = os.waitstatus_to_exitcode(os.wait()[1])
+        goes_on.set()
+        off.join()
+        print(kept + bool(flush._no_store))
+        """
+    )
+    assert done.said == 7
+
+
 def test_an_interrupt_while_a_fork_is_prepared_leaves_the_thread_and_the_locks_as_they_were(home: Home) -> None:
     done = home.run(
         """

@@ -191,6 +191,21 @@ def test_the_daemon_builds_once_there_is_room_again_and_anew_what_was_removed(
         beside.stop()
 
 
+def test_the_daemon_goes_on_looking_however_often_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Path] = []
+
+    def find_built(cache: Path) -> None:
+        looks.append(cache)
+        raise OSError("no disk")
+
+    monkeypatch.setattr(native_library, "find_built", find_built)
+    beside = native_library.Beside(Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}), look_s=0.0)
+    try:
+        wait_for(lambda: len(looks) > 1100)  # 2.0 ** 1024 is no number
+    finally:
+        beside.stop()
+
+
 def test_a_full_disk_is_named_before_the_compiler_runs(
     tmp_path: Path, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
