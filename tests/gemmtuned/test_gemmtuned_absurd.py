@@ -262,12 +262,16 @@ FILES: tuple[bytes, ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["paused", "daemon.json", "disabled", "budget"])
+SMALL = ("paused", "daemon.json", "disabled", "budget")
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_small_files_of_absurd_content_are_read_or_passed_over(run: Run, home: Path, name: str) -> None:
     fill(home)
-    for content in FILES:
+    for number, content in enumerate(FILES):
         (home / name).write_bytes(content)
-        run("status", codes=(0,))
+        if (number + SMALL.index(name)) % 2:  # each content in two of the files
+            run("status", codes=(0,))
         rules = Rules(budget_s=60.0)
         rules.remember(home)
         assert isinstance(rules.why_not(time.time(), home), str)

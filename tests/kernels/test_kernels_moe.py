@@ -241,9 +241,15 @@ def scales_of(o: Operands, change: Callable[[Tensor], Tensor], *, first: bool) -
     return replace(o, **{"scale1" if first else "scale2": change(scale)})
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("text", [FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x144x144,wscale=128x128"])
+@pytest.mark.parametrize(
+    ("text", "axis", "first"),
+    [
+        pytest.param(text, axis, first, marks=() if (number + axis) % 2 == first else pytest.mark.long)
+        for number, text in enumerate([FP8, INT4, MXFP4, "bf16/fp8_e4m3:4x144x144,wscale=128x128"])
+        for axis in (0, 1, 2)
+        for first in (True, False)
+    ],
+)
 def test_the_gate_sees_a_neighbours_scale(text: str, axis: int, first: bool) -> None:
     """Of the next expert, the next row or block of rows, the next group of K."""
     problem = quantised(text)
