@@ -123,7 +123,8 @@ def _switched_off(settings: Settings, now_s: float) -> list[str]:
         until = "" if paused == 0 else f" until {moment(paused, now_s)}"
         lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
     with suppress(StoreError):  # whoever reads more of it says why
-        version = int(ask(settings.db, "PRAGMA user_version")[0]["user_version"]) if settings.db.exists() else 0
+        found = ask(settings.db, "PRAGMA user_version") if settings.db.exists() else []
+        version = max((int(row["user_version"]) for row in found), default=0)  # an empty file answers nothing
         if version > migrations.SCHEMA:
             lines.insert(0, f"NEWER: {migrations.too_new(settings.db, version)}")
     if faults.no_room(settings.db):
