@@ -167,6 +167,7 @@ class Account:
         version = sys.modules["gemmtuned"].__version__
         quiet = f"{_misspelt()}(GEMMTUNED_QUIET=1 silences this)"
         if off:
+            Account._told = ()  # once it is on again, that is said again
             say_line(f"gemmtuned {version}: {off}, this program runs stock torch {quiet}")
             return
         if engines.speak():

@@ -122,7 +122,7 @@ def _switched_off(settings: Settings, now_s: float) -> list[str]:
     if paused is not None:
         until = "" if paused == 0 else f" until {moment(paused, now_s)}"
         lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
-    with suppress(StoreError):  # whoever reads more of it says why
+    with suppress(StoreError, OSError):  # whoever reads more of it says why
         found = ask(settings.db, "PRAGMA user_version") if settings.db.exists() else []
         version = max((int(row["user_version"]) for row in found), default=0)  # an empty file answers nothing
         if version > migrations.SCHEMA:

@@ -10,7 +10,6 @@ is remembered for a week; after any other failure the build is tried again later
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import importlib.util
 import json
@@ -45,15 +44,11 @@ RETRY_S: Final = 60.0  # after the first failure of another kind; then four time
 LONGEST_RETRY_S: Final = 86400.0
 _OF_SOURCE: Final = r"[^:\s]+\.(?:cpp|h|hpp|cuh):\d+(?::\d+)?: (?:fatal )?error: "  # most processes build nothing
 _RTLD_DI_LINKMAP: Final = 2
-# What a compiler says of the machine at a line of the sources
-_OF_MACHINE: Final = tuple(
-    map(
-        os.strerror,
-        (
-            errno.ENOENT, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.ENFILE, errno.EMFILE, errno.ENOSPC,
-            errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EINTR,
-        ),
-    )
+# What a compiler says of the machine at a line of the sources: glibc's words, whatever tongue this program speaks
+_OF_MACHINE: Final = (
+    "No such file or directory", "Input/output error", "Cannot allocate memory", "Resource temporarily unavailable",
+    "Permission denied", "Too many open files", "No space left on device", "Disk quota exceeded",
+    "Read-only file system", "Stale file handle", "Transport endpoint is not connected", "Interrupted system call",
 )  # fmt: skip
 COMPILERS: Final = ("g++", "c++", "clang++")
 

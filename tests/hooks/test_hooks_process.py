@@ -585,6 +585,16 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
         "print(1)", "[(gemmtuned.disable(), gemmtuned.enable(), gemmtuned.reload()) for _ in 'xx']; print(1)"
     )
     often = home.run(again, GEMMTUNED_QUIET="0")
+    off_between = home.run(
+        """
+        import os, torch, gemmtuned
+        gemmtuned.reload()
+        for native in "01":
+            os.environ["GEMMTUNED_NATIVE"] = native
+            gemmtuned.disable(), gemmtuned.enable(), gemmtuned.reload()
+        """,
+        GEMMTUNED_QUIET="0",
+    )
 
     misspelt = home.run(
         code, GEMMTUNED_QUIET="0", GEMMTUNED_FLUSCH_S="1", GEMMTUNED_NONSENSE="1", **{"GEMMTUNED_\x1b[31m": "1"}
@@ -596,6 +606,8 @@ def test_a_start_says_once_that_it_is_on_unless_it_is_told_to_be_quiet(home: Hom
         f"home {home.path} - GEMMTUNED_FLUSCH_S, set here, is no variable of gemmtuned's (GEMMTUNED_FLUSH_S?) "
         "- GEMMTUNED_NONSENSE, set here, is no variable of gemmtuned's (GEMMTUNED_QUIET=1 silences this)\n"
     )
+    first, off, last = off_between.err.splitlines(keepends=True)
+    assert "this program runs stock torch" in off and first == last == loud.err
     assert (
         loud.err
         == often.err

@@ -1,4 +1,4 @@
-"""Tests in forks of the process that has collected them: `pytest --side-by-side 4`, as `make test` does it.
+"""Tests in forks of the process that has collected them: `pytest --side-by-side 6`, as `make test` does it.
 
 Importing torch and all test files and listing thousands of tests takes ten seconds of CPU time.  It is done once here,
 and then this process forks: each fork runs what it is told, one test after another, and sends home what there is to
