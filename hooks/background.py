@@ -38,6 +38,7 @@ FAULTS: Final = tuple(
 )
 _LONGEST_S: Final = 3600.0
 _LOOK_S: Final = 0.0005  # between two looks whether it has ended
+_GONE_S: Final = 0.5  # for Linux to forget a thread that has ended
 AFTER_ERROR_S: Final = 1.0  # the least time between a part's failed turn and its next one
 _WARNS_OF_THREADS: Final = sys.version_info >= (3, 12)  # at a fork
 _POLLIN: Final = 1
@@ -126,6 +127,7 @@ class Background:
         self._thread: int | None = None  # a pthread_t, until it is joined
         self._running = False
         self._beginning = False  # `start` has made a thread, and none has begun yet
+        self._coming = False  # C begins it, or has, and it has not said so
         self._told = Once()
         self._not_before_s: dict[Part, float] = {}  # of parts that have failed
 
@@ -149,10 +151,20 @@ class Background:
 
     def before_fork(self, fork: Running, timeout_s: float) -> Fork:
         """Keep the thread asleep until the fork is over, or end it; unless its turn takes longer than we wait."""
+        if _WARNS_OF_THREADS and self._coming:
+            self._see_it_come(timeout_s)
         if _WARNS_OF_THREADS and self._running and _is_the_only_other():
             self.end(timeout_s)
+            _see_it_go()
             return Fork.ENDED
         return Fork.HELD if self._awake.hold(fork, timeout_s) else Fork.BESIDE
+
+    def _see_it_come(self, timeout_s: float) -> None:
+        """Wait for the first moment of a thread that C begins: until then nobody can end it, but Python counts it."""
+        until_s = clock.monotonic() + timeout_s
+        while not self._running and _threads() > 1 and clock.monotonic() < until_s:
+            sleep(_LOOK_S)
+        self._coming = False
 
     def begin_again(self, native: Native | None) -> None:
         """Begin the thread that `before_fork` has ended. Raises OSError when the system gives us none."""
@@ -161,6 +173,7 @@ class Background:
             return
         with self._state:
             self._ending, self._last = False, None
+        self._coming = True
         at_first_count(native, self.run)
         native.begin_soon()
 
@@ -204,6 +217,7 @@ class Background:
                 _libc.pthread_detach(c_ulong(_libc.pthread_self()))
                 return
             self._thread, self._running, self._beginning = _libc.pthread_self(), True, False
+            self._coming = False
         our_thread()
         try:
             self._loop()
@@ -302,10 +316,22 @@ _BODY: Final = _Body(_begin)  # for the life of the process: threads return thro
 
 def _is_the_only_other() -> bool:
     """Whether this process has no thread but the calling one and ours."""
+    return _threads() <= 2
+
+
+def _see_it_go() -> None:
+    """Wait until Linux counts our thread no more, which is a moment after whoever joins it goes on."""
+    until_s = clock.monotonic() + _GONE_S
+    while _threads() > 1 and clock.monotonic() < until_s:
+        sleep(_LOOK_S / 5)
+
+
+def _threads() -> int:
+    """How many this process has; 0 where /proc does not say."""
     try:
-        return len(os.listdir("/proc/self/task")) <= 2  # noqa: PTH208  a fork waits: no objects for each
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208  a fork waits: no objects for each
     except OSError:
-        return True
+        return 0
 
 
 def _start(run: Callable[[], None], native: Native | None) -> int:

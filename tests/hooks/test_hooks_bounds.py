@@ -20,8 +20,8 @@ from gemmtuned.configs import clock, say
 from gemmtuned.configs.frame_lock import Running
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db.sightings import Sightings
-from gemmtuned.hooks import flush, pace, pending
-from gemmtuned.hooks.background import AFTER_ERROR_S, Background, Sleeper
+from gemmtuned.hooks import background, flush, pace, pending
+from gemmtuned.hooks.background import AFTER_ERROR_S, Background, Fork, Sleeper
 from gemmtuned.hooks.inotify import GAP_S, Events
 from gemmtuned.hooks.watch import Watcher
 
@@ -397,3 +397,20 @@ def test_counters_that_are_read_in_the_middle_of_their_reading_are_read_once(hom
         GEMMTUNED_FLUSH_S="1000",
     )
     assert done.said == [400, 400, 400]
+
+
+def test_a_fork_waits_for_a_thread_that_c_begins_and_that_nobody_can_end_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.12 and later count it, and warn the program of it."""
+    monkeypatch.setattr(background, "_WARNS_OF_THREADS", True)
+    ours = Background([], Sleeper())
+    ours._coming = True  # as `begin_again` leaves it
+    begins = threading.Timer(0.2, ours.start)
+    begins.start()
+    how = ours.before_fork(Running(sys._getframe()), 10)
+    was_there = ours.alive
+    begins.join()
+    ours.end(10)
+
+    assert how is not Fork.BESIDE and (was_there or how is Fork.ENDED)
