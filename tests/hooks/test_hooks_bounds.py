@@ -408,8 +408,9 @@ def test_a_fork_waits_for_a_thread_that_c_begins_and_that_nobody_can_end_before(
     ours._coming = True  # as `begin_again` leaves it
     begins = threading.Timer(0.2, ours.start)
     begins.start()
-    how = ours.before_fork(Running(sys._getframe()), 10)
-    was_there = ours.alive
+    fork = Running(sys._getframe())
+    how = ours.before_fork(fork, 10)
+    was_there, fork.done = ours.alive, True
     begins.join()
     ours.end(10)
 
