@@ -10,6 +10,7 @@ from pathlib import Path
 import planted_wrong as planted
 import pytest
 import torch
+from cases import reads_beyond_rows
 from planted_wrong import RIGHT, WRONG, Wrong
 
 from gemmtuned.cli import build
@@ -76,6 +77,12 @@ def test_a_wrong_kernel_of_every_kind_is_refused_by_tune_and_right_ones_are_publ
     assert {outcome for outcome, _ in said.values()} == {"wrong"}, said
 
 
+def lets_a_row_into_others(problem: Problem, why: str) -> bool:
+    """Rightly refused: it is made of products of torch's, whose bf16 reads beyond a row here (CPUs with AMX)."""
+    seen = "NaN and Inf" in why or "padded" in why
+    return seen and problem.dtype == "bf16" and problem.k % 32 != 0 and reads_beyond_rows()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("run", range(3))
@@ -125,7 +132,7 @@ def test_none_of_400_right_kernels_is_refused() -> None:
     assert len(asked) >= 400
     for problem, name in asked:
         why = passes(problem, RIGHT[name], 0.05)
-        if why:
+        if why and not lets_a_row_into_others(problem, why):
             refused[str(problem), name] = why
     assert refused == {}
 
@@ -141,7 +148,7 @@ def test_none_of_our_own_backends_is_refused() -> None:
                 kernel = BACKENDS[name].prepare(candidate, problem)
                 why = passes(problem, lambda a, b, bias, kernel=kernel: kernel.bind(b)(a, bias), 0.05)
                 asked += 1
-                if why:
+                if why and not lets_a_row_into_others(problem, why):
                     refused[str(problem), name] = why
     assert refused == {} and asked >= 20
 
