@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,19 @@ class Ahead:
             self.seconds[problem] = time.monotonic() - begin
             ready.set()
         compilers.close()
+
+
+def in_time(
+    wanted: Sequence[tuple[str, Problem]], ahead: Ahead | None, until_s: float
+) -> Iterator[tuple[str, Problem]]:
+    """One after another, once its candidates are compiled, until until_s of time.monotonic(); tells what is left."""
+    for number, (kind, problem) in enumerate(wanted):
+        if time.monotonic() > until_s:
+            print(f"time is up, {len(wanted) - number} left", flush=True)
+            return
+        if ahead is not None:
+            ahead.wait(problem)
+        yield kind, problem
 
 
 def tune(problem: Problem, here: Environment, options: SearchOptions = DEFAULTS) -> dict[str, Any]:

@@ -264,12 +264,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / f"{args.name}.jsonl").open("w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-        for kind, problem in wanted:
-            if time.monotonic() > until_s:
-                print(f"time is up, {len(wanted) - len(rows)} left", flush=True)
-                break
-            if ahead is not None:
-                ahead.wait(problem)
+        for kind, problem in dense.in_time(wanted, ahead, until_s):
             row = {"kind": kind, **measure(problem, here, tune, turns)}
             rows.append(row)
             file.write(json.dumps(row) + "\n")

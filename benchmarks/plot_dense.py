@@ -8,11 +8,15 @@ twice counts as it was measured last.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import plots
 
 
 def rows(paths: list[Path]) -> tuple[str, list[dict[str, Any]]]:
@@ -28,12 +32,7 @@ def rows(paths: list[Path]) -> tuple[str, list[dict[str, Any]]]:
 
 
 def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.fonttype"] = "none"
-    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
-    from matplotlib import pyplot, ticker
+    from matplotlib import pyplot
 
     ms = sorted({row["m"] for row in found})
     shapes = sorted({(row["n"], row["k"]) for row in found}, key=lambda shape: shape[0] * shape[1])
@@ -60,30 +59,13 @@ def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
     left.set_xticklabels(ms)
     figure.legend(*left.get_legend_handles_labels(), title="N x K", fontsize=7, ncols=7, loc="outside lower center")
     floors = [row["floor_us"] for row in found]
-    span = [min(floors) * 0.9, max(floors) * 1.1]
-    right.plot(span, span, color="grey", linewidth=0.8, label="only reading W")
+    plots.against_floor(right, floors, what="time (us)", ticks=[3, 5, 10, 20, 50])
     right.scatter(floors, [r["torch_us"] for r in found], marker="x", s=18, color="tab:red", label="F.linear")
     right.scatter(floors, [r["us"] for r in found], marker="o", s=14, color="tab:blue", label="chosen by the search")
-    right.set(xscale="log", yscale="log", xlabel="streaming floor of the same run (us)", ylabel="time (us)")
-    for axis in (right.xaxis, right.yaxis):
-        axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-        axis.set_minor_formatter(ticker.NullFormatter())
-    right.set_xticks([3, 5, 10, 20, 50])
     right.legend(fontsize=8)
     figure.suptitle(f"Dense {' and '.join(sorted({row['dtype'] for row in found}))}, cold weights, CUDA graph: {title}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, metadata={"Date": None})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    title, found = rows(args.results)
-    draw(title, found, args.out)
-    print(f"{args.out}: {len(found)} problems")
+    plots.save(figure, out)
 
 
 if __name__ == "__main__":
-    main()
+    plots.main(__doc__, rows, draw)

@@ -11,12 +11,16 @@ F.linear of a weight that was dequantised before.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import plots
 
 KINDS: Final = {
     "row": "fp8, one scale a row", "tensor": "fp8, one scale a tensor", "block_row": "fp8, scales of blocks of 128",
@@ -49,12 +53,7 @@ def gain(row: dict[str, Any]) -> float:
 
 def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
     """Two pictures side by side, in one file."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.fonttype"] = "none"
-    mpl.rcParams["svg.hashsalt"] = "gemmtuned"  # the same data, the same file
-    from matplotlib import pyplot, ticker
+    from matplotlib import pyplot
 
     ms = sorted({row["m"] for row in found})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 5.4), layout="constrained")
@@ -76,29 +75,12 @@ def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
     left.set_xticklabels(ms)
     figure.legend(*left.get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
     floors = [row["floor_us"] for row in found]
-    span = [min(floors) * 0.9, max(floors) * 1.1]
-    right.plot(span, span, color="grey", linewidth=0.8, label="only reading W")
-    right.set(xscale="log", yscale="log", xlabel="streaming floor of the same run (us)", ylabel="published (us)")
-    for axis in (right.xaxis, right.yaxis):
-        axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-        axis.set_minor_formatter(ticker.NullFormatter())
-    right.set_xticks([3, 5, 10, 20, 50, 100])
+    plots.against_floor(right, floors, what="published (us)", ticks=[3, 5, 10, 20, 50, 100])
     figure.suptitle(
         f"Weights of 8 and 4 bits, cold, CUDA graph; means, and the lowest and highest: {title}", fontsize=10
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, metadata={"Date": None})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    title, found = rows(args.results)
-    draw(title, found, args.out)
-    print(f"{args.out}: {len(found)} problems")
+    plots.save(figure, out)
 
 
 if __name__ == "__main__":
-    main()
+    plots.main(__doc__, rows, draw)

@@ -78,12 +78,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / f"{args.name}.jsonl").open("w") as file:
-        for of, problem in todo:
-            if time.monotonic() > until_s:
-                print(f"time is up, {len(todo) - len(rows)} left", flush=True)
-                break
-            if ahead is not None:
-                ahead.wait(problem)
+        for of, problem in dense.in_time(todo, ahead, until_s):
             row: dict[str, Any] = {"of": of, "problem": str(problem)}
             try:
                 found = families.tune_on_cpu(problem, here) if args.dry_run else dense.tune(problem, here)

@@ -130,11 +130,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     with (args.out / "weight_only.jsonl").open("w") as file:
-        for kind, problem in wanted:
-            if time.monotonic() > until_s:
-                print(f"time is up, {len(wanted) - len(rows)} left", flush=True)
-                break
-            ahead.wait(problem)
+        for kind, problem in dense.in_time(wanted, ahead, until_s):
             rows.append(measure(kind, problem, here))
             file.write(json.dumps(rows[-1]) + "\n")
             file.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hooked import HERE, ForkServer, Home
+from hooked import ForkServer, Home, run_interpreted
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -40,10 +39,7 @@ def interpreted(
     tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer
 ) -> list[dict[str, Any]]:
     home = Home(tmp_path_factory.mktemp("interpreted") / "home", native_cache, fork_server)
-    code = f"import runpy; runpy.run_path({str(HERE / 'moe_tiles_interpreted.py')!r}, run_name='__main__')"
-    done = home.run(code, timeout_s=110, AITER_TUNE_GEMM="0", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
-    assert done.code == 0, done.err[-2000:]
-    return [json.loads(line) for line in done.out.splitlines()]
+    return run_interpreted(home, "moe_tiles_interpreted.py")
 
 
 @pytest.mark.slow

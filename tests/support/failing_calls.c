@@ -16,37 +16,34 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-static char folder[4096];
-static long wanted, seen;
-static int number;
+struct fault {
+    char folder[4096]; /* "": off */
+    long wanted, seen; /* which call fails, and how many there were */
+    int number;        /* errno then */
+};
+static struct fault changes, reads;
 
-void fail_arm(const char *where, long n, int with)
+static void arm(struct fault *fault, const char *where, long n, int with)
 {
-    snprintf(folder, sizeof folder, "%s", where);
-    wanted = n, seen = 0, number = with;
+    snprintf(fault->folder, sizeof fault->folder, "%s", where);
+    fault->wanted = n, fault->seen = 0, fault->number = with;
 }
 
-long fail_count(void) { return seen; }
+void fail_arm(const char *where, long n, int with) { arm(&changes, where, n, with); }
+void fail_reads(const char *where, long n, int with) { arm(&reads, where, n, with); }
+long fail_count(void) { return changes.seen; }
 
-static char read_folder[4096];
-static long read_wanted, read_seen;
-static int read_number;
-
-void fail_reads(const char *where, long n, int with)
+static int happens(struct fault *fault, const char *path)
 {
-    snprintf(read_folder, sizeof read_folder, "%s", where);
-    read_wanted = n, read_seen = 0, read_number = with;
-}
-
-static int fails(const char *path)
-{
-    if (!folder[0] || !path || strncmp(path, folder, strlen(folder)))
+    if (!fault->folder[0] || !path || strncmp(path, fault->folder, strlen(fault->folder)))
         return 0;
-    if (++seen != wanted)
+    if (++fault->seen != fault->wanted)
         return 0;
-    errno = number;
+    errno = fault->number;
     return 1;
 }
+
+static int fails(const char *path) { return happens(&changes, path); }
 
 static const char *path_of(int fd)
 {
@@ -59,15 +56,8 @@ static const char *path_of(int fd)
     return path;
 }
 
-static int fails_fd(int fd) { return folder[0] ? fails(path_of(fd)) : 0; }
-
-static int fails_read(int fd)
-{
-    if (!read_folder[0] || strncmp(path_of(fd), read_folder, strlen(read_folder)) || ++read_seen != read_wanted)
-        return 0;
-    errno = read_number;
-    return 1;
-}
+static int fails_fd(int fd) { return changes.folder[0] ? fails(path_of(fd)) : 0; }
+static int fails_read(int fd) { return reads.folder[0] ? happens(&reads, path_of(fd)) : 0; }
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 

@@ -143,6 +143,14 @@ class Home:
         return sum(self.counts().values())
 
 
+def run_interpreted(home: Home, program: str) -> list[dict[str, Any]]:
+    """The JSON lines of a program of this folder, whose Triton kernels run in Triton's interpreter."""
+    code = f"import runpy; runpy.run_path({str(HERE / program)!r}, run_name='__main__')"
+    done = home.run(code, timeout_s=110, AITER_TUNE_GEMM="0", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    assert done.code == 0, done.err[-2000:]
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
 def solution(problem: Problem, backend: str, device: str, stamp: str, **columns: Any) -> Solution:
     """What a daemon would have found."""
     values: dict[str, Any] = {
