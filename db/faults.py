@@ -249,11 +249,8 @@ def no_room(path: Path) -> bool:
 
 def no_inodes(path: Path) -> bool:
     """Whether the disk has no room for another file, such as the log beside the database, whatever is free of it."""
-    try:
-        facts = os.statvfs(path.parent)
-    except OSError:
-        return False
-    return bool(facts.f_files and not facts.f_favail)  # some file systems count none
+    facts = _disk(path)
+    return facts is not None and bool(facts.f_files and not facts.f_favail)  # some file systems count none
 
 
 def _is_read_only(path: Path) -> bool:
@@ -269,8 +266,14 @@ def _free(path: Path) -> str:
 
 
 def _free_bytes(path: Path) -> int | None:
+    facts = _disk(path)
+    return None if facts is None else facts.f_bavail * facts.f_frsize
+
+
+def _disk(path: Path) -> os.statvfs_result | None:
+    """Facts of the disk that the file is on, or would be once its folders are made; None where nobody tells."""
+    folder = next((parent for parent in path.parents if os.path.lexists(parent)), path.parent)
     try:
-        facts = os.statvfs(path.parent)
+        return os.statvfs(folder)
     except OSError:
         return None
-    return facts.f_bavail * facts.f_frsize

@@ -33,7 +33,16 @@ def no_database(command: str, settings: Settings, *tables: str, **facts: Any) ->
     if lost is not None:
         line = f"{lost.found[:1].upper()}{lost.found[1:]}. To mend it: {lost.fix}"
     empty = [Table(key, (), ()) for key in tables]
-    return Report(command, empty, facts={**facts, "database": None}, lines=[line])
+    return Report(command, empty, facts={**facts, "database": None}, lines=[*disk_full(settings), line])
+
+
+def disk_full(settings: Settings) -> list[str]:
+    """The line that comes first where programs cannot keep what they count; else none."""
+    from gemmtuned.db.faults import no_room
+
+    if not no_room(settings.db):
+        return []
+    return [f"DISK FULL: no room at {settings.db.parent}, so counts of programs are lost. Free some space"]
 
 
 def of_database(report: Report, settings: Settings) -> Report:

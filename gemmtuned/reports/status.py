@@ -11,7 +11,7 @@ from gemmtuned.configs.moment import duration, moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.service.rules import paused_until
-from gemmtuned.db import faults, migrations
+from gemmtuned.db import migrations
 from gemmtuned.db.ask import ask
 from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports.checks import Check
@@ -20,6 +20,7 @@ from gemmtuned.reports.on_probation import without_notes
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
 from gemmtuned.reports.silent_daemon import silence
+from gemmtuned.reports.source import disk_full
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why_nothing import why_off
 
@@ -127,9 +128,7 @@ def _switched_off(settings: Settings, now_s: float) -> list[str]:
         version = max((int(row["user_version"]) for row in found), default=0)  # an empty file answers nothing
         if version > migrations.SCHEMA:
             lines.insert(0, f"NEWER: {migrations.too_new(settings.db, version)}")
-    if faults.no_room(settings.db):
-        lines.insert(0, f"DISK FULL: no room at {settings.db.parent}, so counts of programs are lost. Free some space")
-    return lines
+    return [*disk_full(settings), *lines]
 
 
 def _of_queue(untunable: int, asked_again: int) -> Iterator[str]:

@@ -46,6 +46,8 @@ def test_on_a_disk_without_a_byte_reports_are_read_and_changes_are_told_to_need_
         done = says(home, *words)
         assert done.returncode == 0, (words, done.stderr)
     assert says(home, "status").stdout.startswith("DISK FULL: no room at ")
+    first, then = says(home.parent / "none yet", "status").stdout.splitlines()[:2]
+    assert first.startswith("DISK FULL") and then.startswith("No database yet")
     assert json.loads(says(home, "coverage", "--json").stdout)["total"]["calls"] == 12
     for words in WRITERS:
         done = says(home, *words)
