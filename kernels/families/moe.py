@@ -294,7 +294,7 @@ MOE: Final = Moe(
     operands=(
         Operand("x", "mk", layout=0, bent=True),
         Operand("w1", "ehk", dtype="wdtype", weight=True, raw=True),
-        Operand("w2", "eni", dtype="wdtype", weight=True, raw=True),
+        Operand("w2", "eni", dtype="wdtype", weight=True, raw=True, of_sums=True),
         Operand("gates", "mt", dtype="fp32", bent=True, of_sums=True),
         Operand("ids", "mt", dtype="i32", index=True),
         Operand("bias1", "eh", optional=True, weight=True),

@@ -330,9 +330,15 @@ PROGRAM = """
 IN_A_CALL = """
     big, wide = torch.ones(1024, 2048), torch.ones(2048, 2048)
     torch.set_num_threads(2)
-    threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGSEGV)).start()
+    calls = 0
+    def kill_in_a_call():
+        while calls < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    threading.Thread(target=kill_in_a_call).start()
     while True:
         torch.mm(big, wide.t())
+        calls += 1
 """
 
 

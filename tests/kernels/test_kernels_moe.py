@@ -175,6 +175,26 @@ def test_an_expert_near_zero_may_be_of_either_sign_under_an_infinite_weight() ->
     assert verdicts[GROUPED].outcome == "ok", verdicts[GROUPED].note
 
 
+def test_a_hidden_value_near_zero_may_be_of_either_sign_under_an_infinite_weight() -> None:
+    """Seen on an H200: torch's rounding of gpt-oss's `up + 1` gave 0, and so NaN, where a kernel had -Inf, twice."""
+    problem = moe("bf16:4x64x64")
+
+    def otherwise(o: Operands) -> Tensor:
+        y = mixture.run(o, how_of(problem))
+        columns = o.w2.isinf().any(2).any(0)
+        return torch.where(columns & y.isinf(), math.nan, torch.where(columns & y.isnan(), -math.inf, y))
+
+    verdicts = verify(problem, {GROUPED: MixtureKernel(otherwise)}, MOE.default(problem), device=CPU)
+    assert verdicts[GROUPED].outcome == "ok", verdicts[GROUPED].note
+
+    def finite(o: Operands) -> Tensor:
+        y = otherwise(o)
+        return torch.where(o.w2.isinf().any(2).any(0) & ~y.isfinite(), 0.0, y)
+
+    wrong = verify(problem, {GROUPED: MixtureKernel(finite)}, MOE.default(problem), device=CPU)[GROUPED]
+    assert wrong.outcome == "wrong" and "w2" in wrong.note
+
+
 FP8 = "bf16/fp8_e4m3:4x128x128,wscale=row"
 INT4 = "bf16/i4:4x128x128,wscale=1x32,wscaledtype=bf16"
 MXFP4 = "fp16/fp4_e2m1:4x128x128+bias,wscale=1x32"

@@ -13,7 +13,6 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
 import torch
 
 from gemmtuned.hooks.native import build
@@ -96,6 +95,8 @@ def build_fakes(kept: Path) -> Path:
     old/libcuda.so.1 is a driver of before CUDA 11.3, less/libcuda.so.1 lacks a function that we need.
     """
     if torch.version.cuda is not None:
+        import pytest
+
         pytest.skip("the fakes stand in for the CUDA half of torch, which this torch has")
     torch_at = build.torch_folder()
     cxx = build.compiler()
