@@ -38,7 +38,7 @@ _hook: Hook | None = None
 _turns = Turns()  # for changes of _hook; torch is imported before one begins, since torch calls activate()
 _tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
 _halves: list[Hook] = []  # half switched on or off; an exception from a signal's handler may end either at any point
-_forking = threading.local()  # .paused: what this thread has paused for its fork, a _Paused or None
+_forking = threading.local()  # .paused: a _Paused for each fork that this thread is in; a hook before one may fork
 _trouble = ""  # why the last activation failed
 _pid = 0  # the process that _hook is of
 
@@ -269,19 +269,25 @@ class _Paused(Running):
     def __init__(self, hook: Hook | None, caller: FrameType | None) -> None:
         here = caller or sys._getframe()
         super().__init__(here, at=here.f_lasti)
-        self.hook, self._called_by_c = hook, caller is None
+        self.hook, self.called_by_c = hook, caller is None
         self.how: Fork | None = None
         self.flushes = False  # none goes on
 
     def is_over(self) -> bool:
         """Whether the fork is."""
-        return self.done or (not self._called_by_c and super().is_over())
+        return self.done or (not self.called_by_c and super().is_over())
+
+    def is_by(self, caller: FrameType | None) -> bool:
+        """Whether it is the fork that this caller is in; None: C code, without any of Python's."""
+        return self.called_by_c if caller is None else not self.called_by_c and self.is_of(caller)
 
 
 def _before_fork() -> None:
     """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step."""
-    _was_paused()
-    paused = _forking.paused = _Paused(_hook, sys._getframe().f_back)
+    caller = sys._getframe().f_back
+    _end_all([fork for fork in _forks() if fork.called_by_c or fork.is_by(caller) or fork.is_over()])
+    paused = _Paused(_hook, caller)
+    _forks().append(paused)
     python_forks(True)  # also where no hook is on: one that is being switched on or off has a thread
     if paused.hook is not None:
         paused.how = paused.hook.before_fork(paused)
@@ -293,18 +299,36 @@ def _before_fork() -> None:
         connect.let_go()
 
 
-def _was_paused() -> _Paused | None:
-    """What `_before_fork` has paused for this fork; None when C code forked, as servers that embed Python do."""
-    paused: _Paused | None = getattr(_forking, "paused", None)
-    _forking.paused = None
-    if paused is not None:
-        paused.done = True
-    return paused
+def _forks() -> list[_Paused]:
+    """Those that this thread is in, the innermost last."""
+    found: list[_Paused] = _forking.__dict__.setdefault("paused", [])
+    return found
+
+
+def _end_all(over: list[_Paused]) -> None:
+    for fork in over:
+        fork.done = True
+        with suppress(ValueError):
+            _forks().remove(fork)
+
+
+def _was_paused(caller: FrameType | None) -> _Paused | None:
+    """What `_before_fork` has paused for the fork by this caller.
+
+    None when C code forked, as servers that embed Python do.
+    """
+    forks = _forks()
+    for at in range(len(forks) - 1, -1, -1):
+        if forks[at].is_by(caller):
+            found = forks[at]
+            _end_all(forks[at:])  # of those within it nobody has told the end
+            return found
+    return None
 
 
 def _after_fork_in_parent() -> None:
-    paused = _was_paused()
-    python_forks(False)
+    paused = _was_paused(sys._getframe().f_back)
+    python_forks(bool(_forks()))
     if paused is None or paused.hook is None:
         return
     if paused.how is Fork.ENDED and paused.hook is _hook:
@@ -314,7 +338,9 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork() -> None:
     global _turns, _pid
-    paused, _pid = _was_paused(), os.getpid()
+    paused, _pid = _was_paused(sys._getframe().f_back), os.getpid()
+    for fork in _forks():
+        fork.how = None  # the thread that it has ended is the parent's
     _turns = Turns()
     if any(half.in_store for half in _halves):
         never_again("it was forked in the middle of a flush")
@@ -328,7 +354,7 @@ def _after_fork() -> None:
     hook = _hook
     if hook is not None:
         try:
-            python_forks(False)
+            python_forks(bool(_forks()))
             hook.after_fork(paused=paused is not None and paused.flushes)
         except Exception as err:
             say(f"not active in this forked process: {err}")

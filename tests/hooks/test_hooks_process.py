@@ -379,6 +379,104 @@ def test_a_fork_finds_the_thread_asleep_or_gone_where_python_would_warn(home: Ho
     assert home.calls() == 2
 
 
+@pytest.mark.parametrize("warns", [False, True])
+def test_a_program_whose_hook_before_a_fork_forks_itself_has_our_thread_in_the_end(home: Home, warns: bool) -> None:
+    """The hook runs after ours, with our thread asleep or gone for the fork that is about to come."""
+    done = home.run(
+        f"""
+    import json, os, torch
+    import gemmtuned
+    from hooked import wait_for
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def within():
+        global is_within
+        if not is_within:
+            is_within = True
+            fork()
+            seen.append(len(os.listdir("/proc/self/task")))
+            is_within = False
+
+    is_within, seen = True, []
+    os.register_at_fork(before=within)
+    gemmtuned.enable()
+    from gemmtuned.hooks import background, hook
+    background._WARNS_OF_THREADS = {warns}
+    hook.FORK_S = 60
+    for calls in range(1, 4):
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        wait_for(lambda: gemmtuned.status()["calls"] == calls)
+        is_within = False
+        fork()
+        is_within = True
+    wait_for(lambda: len(os.listdir("/proc/self/task")) == 2)
+    print(json.dumps(seen))
+    """,
+        AITER_TUNE_GEMM="0",
+        OMP_NUM_THREADS="1",
+        OPENBLAS_NUM_THREADS="1",
+        MKL_NUM_THREADS="1",
+    )
+
+    assert done.said == [1 if warns else 2] * 3
+    assert home.calls() == 3
+
+
+def test_a_fork_by_python_after_one_in_its_hook_keeps_pythons_lock(home: Home) -> None:
+    """Were it taken for one by C code, it would let other threads run while it waits for ours, which is busy."""
+    done = home.run(
+        """
+    import json, os, sys, threading, time, torch
+    import gemmtuned
+    from hooked import wait_for
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def within():
+        global is_within
+        if not is_within:
+            is_within = True
+            fork()
+            begun.append(turns)
+
+    def count():
+        global turns
+        while True:
+            turns += 1
+            time.sleep(0.001)
+
+    def busy():
+        is_busy.set()
+        time.sleep(3)
+
+    is_within, begun, ended, turns, is_busy = True, [], [], 0, threading.Event()
+    os.register_at_fork(before=within, after_in_parent=lambda: ended.append(turns))
+    gemmtuned.enable()
+    from gemmtuned.hooks import activate
+    threading.Thread(target=count, daemon=True).start()
+    wait_for(lambda: turns > 9)
+    activate.current().flusher._tick = busy
+    is_busy.wait()
+    sys.setswitchinterval(30)  # another thread runs where this one waits, and nowhere else
+    is_within = False
+    fork()
+    print(json.dumps([len(begun), len(ended), ended[-1] - begun[-1]]))
+    """,
+        AITER_TUNE_GEMM="0",
+    )
+
+    assert done.said == [1, 2, 0]
+
+
 def test_our_thread_begins_again_when_python_has_counted_the_threads_after_a_fork(home: Home) -> None:
     """From 3.13 on it counts them after all hooks. Only C may run before that: `count` is a hook as ours is."""
     done = home.run(
