@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.frame_lock import FrameLock
+from gemmtuned.configs.own_process import own_process
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
@@ -346,8 +347,8 @@ def let_go() -> None:
 def _mind_forks() -> None:
     """Notice a fork; every use calls this first, since some forks run no Python hooks, or run ours too late."""
     global _process
-    if _process != os.getpid():
-        _process = os.getpid()
+    if _process != own_process():
+        _process = own_process()
         for one in list(_all):
             one.after_fork()
 
@@ -359,6 +360,6 @@ def _at_exit() -> None:
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
-_process = os.getpid()  # that all of them are of
+_process = own_process()  # that all of them are of
 os.register_at_fork(before=let_go, after_in_child=_mind_forks)
 atexit.register(_at_exit)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gemmtuned.configs import key
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.frame_lock import Running
+from gemmtuned.configs.own_process import own_process
 from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
@@ -40,7 +41,7 @@ _tables: list[UserTables] = []  # tables that the program asked for, besides tho
 _halves: list[Hook] = []  # half switched on or off; an exception from a signal's handler may end either at any point
 _forking = threading.local()  # .paused: a _Paused for each fork that this thread is in; a hook before one may fork
 _trouble = ""  # why the last activation failed
-_pid = 0  # the process that _hook is of
+_process = 0  # that _hook is of
 
 
 def activate(
@@ -77,9 +78,9 @@ def _note_trouble(err: Exception) -> None:
 
 def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
     """A new hook in the place of the one before."""
-    global _hook, _pid
+    global _hook, _process
     _notice_fork()
-    _pid = os.getpid()
+    _process = own_process()
     begin()
     speak_up()
     settings = settings or Settings.from_env()
@@ -237,7 +238,7 @@ def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:
 
 def _notice_fork() -> bool:
     """Do in a child of a fork by C code what Python does in others, unless it has been done. True: it is done now."""
-    if _hook is None or _pid == os.getpid():
+    if _hook is None or _process == own_process():
         return False
     _after_fork()
     return True
@@ -337,8 +338,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork() -> None:
-    global _turns, _pid
-    paused, _pid = _was_paused(sys._getframe().f_back), os.getpid()
+    global _turns, _process
+    paused, _process = _was_paused(sys._getframe().f_back), own_process()
     for fork in _forks():
         fork.how = None  # the thread that it has ended is the parent's
     _turns = Turns()

@@ -199,9 +199,9 @@ class Hook:
     @no_signal_at_a_limit()
     def stop(self) -> None:
         """The thread flushes for the last time and ends. Where it does not run, this one flushes."""
-        nothing_counted = self.native is None or at_first_count(self.native, None)
-        if self._parts is None and nothing_counted:  # in a forked child, or when the thread never began
-            return
+        no_calls = self.native is None or at_first_count(self.native, None)
+        if no_calls and not self.account.op_counts.has_some and self._parts is None:
+            return  # a forked child, or the thread never began
         began_s, self._finished = clock.monotonic(), False
         self.flusher.hurried = True
         ended = self.background.end(EXIT_S, lambda: self._finish(began_s))

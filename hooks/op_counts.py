@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from os import getpid
 from typing import Final
 
 from gemmtuned.configs.frame_lock import FrameLock
+from gemmtuned.configs.own_process import own_process
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 
@@ -22,13 +22,13 @@ class OpCounts:
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._pid = getpid()  # whose calls these are
+        self._process = own_process()  # whose calls these are
         self._calls: Counter[tuple[Problem, str, str, bool]] = Counter()
         self._lock = FrameLock()  # a signal's handler may run an op in the middle of one
 
     def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
         """One call; outcome, graph: as of a Sighting."""
-        if self._pid != getpid():  # C code forked this process, and nobody has told Python
+        if self._process != own_process():  # C code forked this process, and nobody has told Python
             self.reset()
         key = problem, place, outcome, graph
         with self._lock:
@@ -36,6 +36,11 @@ class OpCounts:
                 self.dropped += 1
             else:
                 self._calls[key] += 1
+
+    @property
+    def has_some(self) -> bool:
+        """Whether any came since the last time."""
+        return bool(self._calls)
 
     def drain(self) -> Iterator[Sighting]:
         """All since the last time."""
@@ -51,8 +56,8 @@ class OpCounts:
 
     def reset(self) -> None:
         """In a forked child: forget what is the parent's, whose lock may have been held."""
-        if self._pid == getpid():
+        if self._process == own_process():
             return
         self._lock = FrameLock()
         self._calls, self.dropped = Counter(), 0
-        self._pid = getpid()
+        self._process = own_process()
