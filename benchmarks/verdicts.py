@@ -3,10 +3,10 @@
     python -m benchmarks verdicts --out FOLDER [--name verdicts --sets moe,row_fast --m 1,8,64 --budget-s 480]
     python -m benchmarks verdicts --dry-run            # on this CPU, one small mixture: does the program itself work?
 
-Sets: `moe`, layers of mixtures of experts as one GPU has them, and the kinds of
-families.py and weight_only.py at the sizes that they begin with.  Each search runs as in the daemon's worker, and what
-it publishes has won its race against torch's own kernel in CUDA graphs with cold weights.  A problem is a line of
-<name>.jsonl as it is done.
+Sets: `moe`, layers of mixtures of experts as one GPU has them, `int_mm`, products of int8 into int32 (which torch takes
+with 17 rows or more), and the kinds of families.py and weight_only.py at the sizes that they begin with.  Each search
+runs as in the daemon's worker, and what it publishes has won its race against torch's own kernel in CUDA graphs with
+cold weights.  A problem is a line of <name>.jsonl as it is done.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ def wanted(name: str, ms: list[int]) -> Iterator[tuple[str, Problem]]:
         if name == "moe":
             for of, text in LAYERS.items():
                 yield of, replace(Problem.parse(text.format(m=m)), math_mode="reduced")
+        elif name == "int_mm":
+            yield from ((name, Problem(m=m, n=n, k=k, dtype="i8", out_dtype="i32")) for n, k in families.SHORT)
         elif name in weight_only.KINDS:
             yield from ((name, weight_only.problem_of(name, m, n, k)) for n, k in record.sizes(weight_only.SHAPES))
         elif name in families.KINDS:
             yield from ((name, families.problem_of(name, m, n, k)) for n, k in families.SHORT)
         else:
-            raise SystemExit(f"{name}: expected moe, {', '.join((*families.KINDS, *weight_only.KINDS))}")
+            raise SystemExit(f"{name}: expected moe, int_mm, {', '.join((*families.KINDS, *weight_only.KINDS))}")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from gemmtuned.configs.problem import Problem
 
 SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
 INT8: Final = ("i8", "i8")  # scaled, too, with one scale a tensor or a row
+INT_PRODUCT: Final = ("i8", "i8", "i32")  # types of X, W and Y of torch._int_mm
 SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
 GROUPED_SCALED: Final = ("fp8_e4m3", "bf16", "row")  # type of X and W, of Y, and what scales stand for
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
@@ -55,6 +56,8 @@ def can_tune(problem: Problem) -> bool:
         return is_scaled_grouped(p) and not p.threads
     if p.family == "weight_only":
         return is_weight_only(p) and p.batch == 1
+    if (p.dtype, p.wdtype, p.out_dtype) == INT_PRODUCT and p.family == "dense":
+        return is_int_product(p)
     wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads
     if p.family == "moe":
         if p.act not in MOE_ACTS or p.n != p.k:
@@ -66,6 +69,13 @@ def can_tune(problem: Problem) -> bool:
     return (
         p.family in (*_PLAIN, "moe") and p.scale == "none" and p.dtype == p.wdtype and (p.out_dtype == p.dtype or wider)
     )
+
+
+def is_int_product(problem: Problem) -> bool:
+    """Whether it is what torch._int_mm takes, whose rows have the same bits in every batch as they are."""
+    p = problem
+    plain = p.weight_state == "plain" and p.scale == "none" and not p.bias and not p.batch_invariant
+    return p.family == "dense" and (p.dtype, p.wdtype, p.out_dtype) == INT_PRODUCT and plain
 
 
 def is_weight_only(problem: Problem) -> bool:

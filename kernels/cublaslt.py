@@ -21,13 +21,21 @@ from typing import Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.tunable import widens
+from gemmtuned.configs.tunable import is_int_product, widens
 
-DATA_TYPES: Final = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8_e4m3": 28, "fp8_e5m2": 29}  # cudaDataType
+DATA_TYPES: Final = {
+    "fp32": 0,
+    "fp16": 2,
+    "i8": 3,
+    "i32": 10,
+    "bf16": 14,
+    "fp8_e4m3": 28,
+    "fp8_e5m2": 29,
+}  # cudaDataType
 SCALE_MODES: Final = {"tensor": 0, "row": 3, "1x128": 4, "128x128": 5}  # cublasLtMatmulMatrixScale_t, sm_90's
 POINTER_ALIGN: Final = 16  # bytes of alignment that we promise to the heuristic
 MAX_WORKSPACE_BYTES: Final = 32 << 20  # what torch allows on sm_90
-COMPUTES: Final = {"f32": 68, "tf32": 77}  # cublasComputeType_t
+COMPUTES: Final = {"f32": 68, "i32": 72, "tf32": 77}  # cublasComputeType_t
 _EPILOGUE_BIAS: Final = 4
 _DESC_TRANSA, _DESC_TRANSB, _DESC_EPILOGUE, _DESC_BIAS = 3, 4, 7, 8
 _DESC_SCALE_A, _DESC_SCALE_B, _DESC_FAST, _DESC_MODE_A, _DESC_MODE_B = 17, 18, 25, 31, 32
@@ -97,9 +105,10 @@ def algorithms(problem: Problem) -> tuple[Algorithm, ...]:
     found: dict[bytes, Algorithm] = {}
     schemes = [_COMPUTE_TYPE]
     reduces = problem.math_mode == "reduced" and problem.scale == "none"  # of scaled ones: fast sums
-    if reduces:
+    exact = is_int_product(problem)
+    if reduces or exact:
         schemes.append(_OUTPUT_TYPE)
-    if not problem.deterministic and (reduces or problem.dtype == "fp32"):
+    if exact or (not problem.deterministic and (reduces or problem.dtype == "fp32")):
         schemes.append(_IN_PLACE)
     with _described(problem) as call:
         for mask in (sum(schemes), 0, *schemes):
@@ -129,6 +138,8 @@ def matmul(problem: Problem, data: bytes, tensors: Mapping[str, Any], **space: i
 
 def compute_of(problem: Problem) -> str:
     """One of COMPUTES."""
+    if is_int_product(problem):
+        return "i32"
     return "tf32" if problem.dtype == "fp32" and problem.math_mode == "tf32" else "f32"
 
 
@@ -153,6 +164,7 @@ class _Call:
     b: c_void_p
     c: c_void_p
     d: c_void_p
+    number: type[c_float] | type[c_int32]  # what the library reads alpha and beta as
 
     def ask(self, reduction_mask: int, workspace_bytes: int) -> Iterator[Algorithm]:
         preference = c_void_p()
@@ -205,7 +217,7 @@ class _Call:
 
     def run(self, data: bytes, at: Mapping[str, int], *, workspace: int, workspace_bytes: int, stream: int) -> None:
         algo = (c_uint64 * 8).from_buffer_copy(data)
-        alpha, beta = c_float(1), c_float(1 if "c" in at else 0)
+        alpha, beta = self.number(1), self.number(1 if "c" in at else 0)
         _must(
             self.lib.cublasLtMatmul(
                 self.handle, self.desc, byref(alpha), c_void_p(at["w"]), self.a, c_void_p(at["x"]), self.b, byref(beta),
@@ -249,15 +261,17 @@ def _described(problem: Problem, tensors: Mapping[str, Any] | None = None) -> It
         def set_(setter: Any, of: c_void_p, which: int, value: Any) -> None:
             _must(setter(of, which, byref(value), c_size_t(ctypes.sizeof(value))), "a descriptor")
 
-        compute = COMPUTES[compute_of(p)]
-        desc = made("cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", c_int32(compute), c_int32(0))
+        compute = compute_of(p)
+        scale_type = DATA_TYPES["i32" if compute == "i32" else "fp32"]
+        types = c_int32(COMPUTES[compute]), c_int32(scale_type)
+        desc = made("cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", *types)
         for which, value in _settings(p, given):
             set_(lib.cublasLtMatmulDescSetAttribute, desc, which, value)
         x = layout("x", p.dtype, p.m, p.k, p.layout[0] == "t")
         w = layout("w", p.wdtype, p.k, p.n, p.layout[1] == "t")
         y = layout("y", p.out_dtype, p.m, p.n)
         c = layout("c", p.out_dtype, p.m, p.n) if p.family.endswith("_add") else y
-        yield _Call(lib, handle, desc, w, x, c, y)
+        yield _Call(lib, handle, desc, w, x, c, y, c_int32 if compute == "i32" else c_float)
 
 
 def check_problem(problem: Problem) -> None:
@@ -265,6 +279,8 @@ def check_problem(problem: Problem) -> None:
     p = problem
     if p.threads or p.weight_state != "plain" or p.layout not in ("nn", "nt", "tn", "tt"):
         raise CandidateFailed(f"{p}: cuBLASLt is asked for plain operands without gaps, on a GPU")
+    if is_int_product(p):
+        return
     if p.scale == "none":
         known = p.family in ("dense", "dense_add", "batched", "batched_add") and p.dtype in ("fp32", "fp16", "bf16")
         if not known or not (p.dtype == p.wdtype == p.out_dtype or widens(p)):

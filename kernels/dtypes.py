@@ -30,9 +30,10 @@ FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, tor
 E8M0: Final = torch.float8_e8m0fnu  # powers of two, of blocks
 PACKED_FP4: Final = getattr(torch, "float4_e2m1fn_x2", torch.uint8)  # two numbers a byte; younger than our oldest torch
 
-# Half the distance from 1 to the next number: the largest relative error of one rounding.
+# Half the distance from 1 to the next number: the largest relative error of one rounding. Sums of integers have none.
 UNIT_ROUNDOFF: Final[dict[str, float]] = {
     "fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8, "c128": 2.0**-53, "c64": 2.0**-24,
+    "i32": 0.0,
 }  # fmt: skip
 
 

@@ -12,9 +12,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends.base import Kernel, Run
+from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
 from gemmtuned.kernels.families.operand import Inputs, Sample, negated
@@ -75,6 +77,8 @@ def case_of(problem: Problem, default: Kernel, inputs: Inputs, sample: Sample, w
     exact = family.reference(problem, inputs, sample, w64)
     stock = inputs.run(default)
     error = measure_error(sample.of(stock), exact)
+    if not UNIT_ROUNDOFF[problem.out_dtype] and error.m:
+        raise CandidateFailed(f"{inputs}: sums of integers have one right value, and torch gives others here")
     limit = limits(problem, error, Spread.of(exact, family.x_rows(problem, inputs, sample)))
     apart = _UNSAMPLED * (limit.m + error.m) * float(exact.abs().square().mean().sqrt())
     bits = family.is_exact(inputs.kind) and torch.equal(sample.of(stock), exact.to(stock.dtype))
@@ -149,7 +153,7 @@ def check_near(
     leaked: elements into which the default lets NaN or Inf of another row; they may be NaN in the candidate's, too.
     """
     check_form(y, stock)
-    if unit is not None or y.dtype == torch.float64:
+    if unit is not None or y.dtype == torch.float64 or _is_integer(y):
         distance = (y.double() - stock.double()).abs_()
     else:
         distance = (y.float() - stock.float()).abs_()
@@ -167,7 +171,7 @@ def check_near(
         where = tuple(int(i) for i in bad.nonzero()[0])
         raise Wrong(
             f"{what}: {int(bad.sum())} of {y.numel()} elements off, the first at {where} is "
-            f"{float(y[where]):.6g}, torch gives {float(stock[where]):.6g}, allowed apart {apart:.1e}"
+            f"{float(y[where]):.10g}, torch gives {float(stock[where]):.10g}, allowed apart {apart:.1e}"
         )
 
 
@@ -194,7 +198,7 @@ def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
     """
     run = bound.run(kernel)
     inputs = case.inputs
-    large = torch.finfo(case.stock.dtype).max / 4
+    large = torch.finfo(case.stock.dtype).max / 4 if not _is_integer(case.stock) else math.inf
     for poison, name in ((math.nan, "NaN"), (large, "large numbers")):
         with deterministic(torch.are_deterministic_algorithms_enabled(), poison=poison != poison):
             for _ in range(2):
@@ -203,8 +207,12 @@ def check_poisoned(case: Case, bound: Bound, kernel: Kernel) -> None:
                 check_near(run(*inputs.activations), case.stock, case.apart, f"memory poisoned with {name}")
 
 
+def _is_integer(t: Tensor) -> bool:
+    return not t.is_floating_point() and not t.is_complex()
+
+
 def _full_of(value: float, like: Tensor) -> Tensor:
-    if not like.is_floating_point() and not like.is_complex():  # integers have no NaN
+    if _is_integer(like):  # integers have no NaN
         return torch.full_like(like, torch.iinfo(like.dtype).max)
     if like.is_floating_point() and value == value:
         value = min(value, torch.finfo(like.dtype).max)

@@ -44,7 +44,8 @@ bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::S
   p.layout = static_cast<uint8_t>(side(a, false) * 3 + side(b, true));
   Device::describe(p, a);
   if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
-  if (C10_UNLIKELY(invariant()) && family == DENSE) {  // such a problem is the same for every M and layout of X
+  // Such a problem is the same for every M and layout of X; sums of integers are so by themselves
+  if (C10_UNLIKELY(invariant()) && family == DENSE && out != at::kInt) {
     p.flags |= BATCH_INVARIANT;
     p.m = kChainM, p.layout = static_cast<uint8_t>(side(b, true));
   }

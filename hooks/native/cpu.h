@@ -52,6 +52,20 @@ inline Tensor onednn_linear(const Tensor& x, const Tensor& w, const OptionalTens
   return op.call(x, w, bias, "none", c10::List<std::optional<Scalar>>(), "");
 }
 
+// (W @ X.T).T of int8, where this torch has such products as we call them. It takes a side of one element to have the stride
+// that follows from the other side.
+template <class Device>
+Tensor int_swapped(const Tensor& a, const Tensor& b) {
+  const auto usual = [](const Tensor& t) {
+    const int64_t rows = t.size(0), columns = t.size(1), apart = t.stride(0), step = t.stride(1);
+    if (rows == 1) return t.as_strided({1, columns}, {columns * step, step});
+    return columns == 1 ? t.as_strided({rows, 1}, {apart, apart == 1 ? rows : 1}) : t;
+  };
+  if constexpr (requires(const Tensor& t) { Device::int_mm(t, t); })
+    return Device::int_mm(usual(b.t()), usual(a.t())).t().contiguous();
+  else TORCH_CHECK_NOT_IMPLEMENTED(false, "this torch has no _int_mm that we call");
+}
+
 // What Operators (operators.h) asks of a device.
 struct Cpu {
   static constexpr auto key = c10::DispatchKey::CPU;
@@ -112,6 +126,7 @@ struct Cpu {
     switch (code) {
       case STOCK: return bias ? at::cpu::addmm(*bias, a, b) : at::cpu::mm(a, b);
       case SWAP: {
+        if (a.scalar_type() == at::kChar) return int_swapped<Cpu>(a, b);
         const Tensor bt = b.transpose(-2, -1), at_ = a.transpose(-2, -1);
         if (slots.c()) {
           const Tensor ct = slots.c()->transpose(-2, -1);

@@ -122,12 +122,15 @@ struct LtMatrix {
   }
 };
 
+constexpr int kComputeInt = 72;  // CUBLAS_COMPUTE_32I: alpha and beta are integers, too
+
 // The library's descriptors of one call, destroyed on every way out. Attributes are those of cublasLt.h.
 class LtDescribed {
  public:
   LtDescribed(const LtLibrary& lt, int compute_type) : lt_(lt) {
-    constexpr int kFloat = 0;
-    lt_.check(lt_.cublasLtMatmulDescCreate(&desc, compute_type, kFloat), "cublasLtMatmulDescCreate");
+    constexpr int kFloat = 0, kInt = 10;
+    const int scale_type = compute_type == kComputeInt ? kInt : kFloat;
+    lt_.check(lt_.cublasLtMatmulDescCreate(&desc, compute_type, scale_type), "cublasLtMatmulDescCreate");
   }
   ~LtDescribed() {
     for (Handle layout : layouts)
@@ -202,11 +205,15 @@ inline void launch(const LtLaunch& l, const Slots& slots) {
   const Handle stream = current_stream(device);
   const at::Tensor space = l.workspace_bytes ? scratch(device, l.workspace_bytes, x.options()) : at::Tensor();
   const float alpha = static_cast<float>(slots.alpha), beta = slots.c() ? static_cast<float>(slots.beta) : 0.0f;
+  const int32_t one = 1, zero = 0;
+  const bool ints = l.compute_type == kComputeInt;
+  const void* const by_alpha = ints ? static_cast<const void*>(&one) : &alpha;
+  const void* const by_beta = ints ? static_cast<const void*>(&zero) : &beta;
   void* const out = y.mutable_data_ptr();
   lt.check_on(
       stream,
-      lt.cublasLtMatmul(lt.handle(device), own.desc, &alpha, w.const_data_ptr(), own.layouts[0], x.const_data_ptr(),
-                        own.layouts[1], &beta, slots.c() ? c.const_data_ptr() : out, own.layouts[2], out,
+      lt.cublasLtMatmul(lt.handle(device), own.desc, by_alpha, w.const_data_ptr(), own.layouts[0], x.const_data_ptr(),
+                        own.layouts[1], by_beta, slots.c() ? c.const_data_ptr() : out, own.layouts[2], out,
                         own.layouts[slots.c() ? 3 : 2], l.algo, space.defined() ? space.mutable_data_ptr() : nullptr,
                         static_cast<size_t>(l.workspace_bytes), stream),
       "cublasLtMatmul");

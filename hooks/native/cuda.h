@@ -108,10 +108,12 @@ struct Cuda {
   // Products whose result has a wider type than their operands.
   template <class T>
   static Tensor mm_dtype(const T& a, const T& b, at::ScalarType type) {
+    if (type == at::kInt) return at::cuda::mm(a, b, type);  // torch refuses what has routes by way of `_int_mm`
     return Operators<Cuda>::product(DENSE, a, b, type, [&] { return at::cuda::mm(a, b, type); });
   }
   template <class T>
   static Tensor bmm_dtype(const T& a, const T& b, at::ScalarType type) {
+    if (type == at::kInt) return at::cuda::bmm(a, b, type);
     return Operators<Cuda>::product(BATCHED, a, b, type, [&] { return at::cuda::bmm(a, b, type); });
   }
   template <class T>

@@ -54,6 +54,12 @@ inline double live_cap(const Problem& p, double count) {
 // Distances are taken against RMS(stock), or what K products of random sign would sum to where the sum is smaller: then it
 // has cancelled, and its rounding is that of its parts. Where stock is not finite, or about to overflow, nothing is compared.
 inline std::string live_mismatch(const Problem& p, const Slots& slots, const at::Tensor& y, const at::Tensor& stock) {
+  if (stock.scalar_type() == at::kInt) {  // sums of integers have one right value
+    const int64_t others = y.ne(stock).sum().item<int64_t>();
+    return others ? "live check: " + std::to_string(others) + " of " + std::to_string(stock.numel()) +
+                        " whole numbers are not torch's"
+                  : "";
+  }
   const double cap = live_cap(p, static_cast<double>(stock.numel()));
   if (!cap || !at::isFloatingType(stock.scalar_type())) return "";
   const auto wide = stock.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

@@ -157,10 +157,10 @@ struct Operators {
     }
   }
   static Tensor int_mm(const Tensor& a, const Tensor& b) {
-    return count(DENSE, at::kInt, a, b, [&] { return Device::int_mm(a, b); });
+    return product(DENSE, a, b, at::kInt, [&] { return Device::int_mm(a, b); });
   }
   static Tensor& int_mm_out(const Tensor& a, const Tensor& b, Tensor& out) {
-    return count(DENSE, at::kInt, a, b, [&]() -> Tensor& { return Device::int_mm_out(out, a, b); });
+    return product(DENSE, a, b, at::kInt, [&]() -> Tensor& { return Device::int_mm_out(out, a, b); }, &out);
   }
 };
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Device
+from gemmtuned.configs.tunable import is_int_product
 from gemmtuned.kernels import stamps
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
 from gemmtuned.kernels.families import family_of
@@ -55,14 +56,18 @@ class TorchSwap(_TorchBackend):
     """Operands swapped, result turned back."""
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """dense and batched, with a full C or not, in the usual floats on CPUs: a GPU's library swaps by itself."""
-        if problem.threads and problem.family in _SWAPPED and problem.dtype in _FLOATS:
+        """dense and batched, with a full C or not, in the usual floats on CPUs: a GPU's library swaps by itself.
+
+        And products of int8 into int32.
+        """
+        usual = problem.family in _SWAPPED and problem.dtype in _FLOATS
+        if problem.threads and (usual or is_int_product(problem)):
             yield Candidate(self.name)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Raises CandidateFailed where candidates() has nothing."""
         self._check(candidate, problem)
-        return StatelessKernel(_SWAPPED[problem.family])
+        return StatelessKernel(_int_swapped if is_int_product(problem) else _SWAPPED[problem.family])
 
 
 class TorchMv(_TorchBackend):
@@ -90,6 +95,19 @@ def _turned(y: Tensor) -> Tensor:
     if m == 1 or n == 1:
         return y.view(*batch, m, n)  # y.mT would count as contiguous, with strides that stock torch never gives
     return y.mT.contiguous()
+
+
+def _int_swapped(x: Tensor, w: Tensor) -> Tensor:
+    return _turned(torch._int_mm(_with_usual_strides(w.t()), _with_usual_strides(x.t())))
+
+
+def _with_usual_strides(t: Tensor) -> Tensor:
+    """A matrix whose sides of one element have the stride that follows from the other: torch._int_mm relies on it."""
+    rows, columns = t.shape
+    apart, step = t.stride()
+    if rows == 1:
+        return t.as_strided((1, columns), (columns * step, step))
+    return t.as_strided((rows, 1), (apart, rows if apart == 1 else 1)) if columns == 1 else t
 
 
 def _mv(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

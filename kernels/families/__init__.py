@@ -1,9 +1,9 @@
 """All families: those in the files of this folder, and those that other packages offer.
 
 A file here has a tuple FAMILIES.  WITH_SCALES has the families that replace those of the same name for problems with
-scales, which are additional operands.  Another package registers its family under the entry point group
-`gemmtuned.families`, with the name `package.family`: a name with a dot is never one of ours.  Only `add_others` imports
-other packages; workers call it, programs never do.
+scales, which are additional operands, INTO_INTEGERS those for products of int8 into int32, which nothing rounds.
+Another package registers its family under the entry point group `gemmtuned.families`, with the name `package.family`: a
+name with a dot is never one of ours.  Only `add_others` imports other packages; workers call it, programs never do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import OTHERS_FAMILY, Problem
+from gemmtuned.configs.tunable import INT_PRODUCT
 from gemmtuned.kernels import other_packages
 from gemmtuned.kernels.families.base import Family
 
@@ -28,6 +29,7 @@ def _built_in(tuples: str) -> Iterator[Family]:
 
 FAMILIES: Final[dict[str, Family]] = {family.name: family for family in _built_in("FAMILIES")}
 WITH_SCALES: Final[dict[str, Family]] = {family.name: family for family in _built_in("WITH_SCALES")}
+INTO_INTEGERS: Final[dict[str, Family]] = {family.name: family for family in _built_in("INTO_INTEGERS")}
 
 
 def add_others() -> None:
@@ -45,7 +47,7 @@ def _objection(family: Family) -> str:
 
 def tunable(device_kind: str) -> tuple[str, ...]:
     """What this version can tune on such a device, as texts of Problem.operands; other calls are only counted."""
-    families = (*FAMILIES.values(), *WITH_SCALES.values())
+    families = (*FAMILIES.values(), *WITH_SCALES.values(), *INTO_INTEGERS.values())
     return tuple(kind for family in families for kind in family.tunable(device_kind))
 
 
@@ -54,6 +56,8 @@ def family_of(problem: Problem) -> Family:
     family = FAMILIES.get(problem.family)
     if problem.scale != "none":
         family = WITH_SCALES.get(problem.family, family)
+    elif (problem.dtype, problem.wdtype, problem.out_dtype) == INT_PRODUCT:
+        family = INTO_INTEGERS.get(problem.family, family)
     if family is None:
         raise CandidateFailed(f"{problem}: family {problem.family} cannot be tuned yet")
     family.check(problem)

@@ -59,7 +59,9 @@ R_FACTOR: Final = 1.25
 M_FACTOR: Final = 2.0
 SURE: Final = 6.0  # how many standard deviations are allowed for chance
 # Largest r, whatever the default's is. bf16 outputs round by 1.7e-3; tf32 and bf16 are modes that round fp32 inputs.
-CAPS: Final = {"fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5}
+CAPS: Final = {
+    "fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5, "i32": 0.0,
+}  # fmt: skip
 _CONDITION: Final = 1.5  # C above, of the worst activation
 
 

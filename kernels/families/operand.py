@@ -187,7 +187,7 @@ def lay_out(values: Tensor, letter: str, *, pad: int = 0) -> tuple[Tensor, Tenso
     """(values with the strides that the layout letter asks for, the buffer they lie in).
 
     `n` row-major, `t` column-major, `s` every second column of a wider buffer.  pad: how many rows and columns
-    of NaN are around them.
+    of NaN, or of the largest number of int8, are around them.
     """
     if letter == "t":
         turned, buffer = lay_out(values.mT, "n", pad=pad)
@@ -197,7 +197,7 @@ def lay_out(values: Tensor, letter: str, *, pad: int = 0) -> tuple[Tensor, Tenso
         return values, values
     *batch, rows, cols = values.shape
     step = 2 if letter == "s" else 1
-    filler = math.nan if values.is_floating_point() or values.is_complex() else 0
+    filler = math.nan if values.is_floating_point() or values.is_complex() else 127 if values.dtype == torch.int8 else 0
     buffer = values.new_full((*batch, rows + 2 * pad, cols * step + 2 * pad), filler)
     view = buffer[..., pad : pad + rows, pad : pad + cols * step : step]
     view.copy_(values)

@@ -23,6 +23,7 @@ def problems(*texts: str) -> tuple[Problem, ...]:
 
 
 LINEAR = problems("fp32:3x40x72,threads=1", "bf16:5x24x136+bias,threads=1")
+INTEGERS = problems("i8>i32:3x40x72,threads=1", "i8>i32:17x24x136,layout=nn,threads=1")
 MIXTURES = problems(
     "moe:fp32:3x64x64+bias,threads=1,experts=6,topk=2,inter=40,act=gelu",
     "moe:bf16/i4:3x128x128,wscale=1x64,wscaledtype=bf16,threads=1,experts=6,topk=2,inter=64,act=silu_gated",
@@ -32,8 +33,8 @@ MIXTURES = problems(
     "moe:bf16/i8:4x64x64,wscale=row,threads=1,experts=4,topk=2,inter=32,act=silu",
 )
 OF_BACKEND = {  # on a CPU; those of GPUs are run by tests/gpu
-    "torch": LINEAR + problems("batched:fp32:2x3x8x16,layout=nn,threads=1"),
-    "torch_swap": LINEAR[:1] if reads_beyond_rows() else LINEAR,
+    "torch": LINEAR + INTEGERS + problems("batched:fp32:2x3x8x16,layout=nn,threads=1"),
+    "torch_swap": (LINEAR[:1] if reads_beyond_rows() else LINEAR) + INTEGERS,
     "torch_mv": problems("fp32:1x40x72,threads=1"),
     "onednn": problems("fp32:3x40x72,threads=1"),
     "onednn_packed": problems("fp32:3x40x72,weight=packed,threads=1"),

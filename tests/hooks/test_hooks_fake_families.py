@@ -163,6 +163,39 @@ def test_a_sum_with_a_function_behind_it_is_no_problem_that_is_tuned(run: Any) -
     assert said == [[True, True], [["fp32:4x8x16+bias,layout=nn,weight=packed,packing=opaque", "miss", 2, False]]]
 
 
+INTEGERS = """
+    x, w = torch.randint(-128, 128, (4, 16), dtype=torch.int8), torch.randint(-128, 128, (8, 16), dtype=torch.int8)
+    right = (x.long()[:, None] * w.long()).sum(-1).int()
+    gx, gw = to_gpu(x, w)
+    problem = Problem(m=4, n=8, k=16, dtype="i8", out_dtype="i32")
+"""
+
+
+def test_products_of_integers_go_to_cublaslt_in_integers(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        INTEGERS,
+        """
+    served(problem, *library(problem, ("x.stride1", "==", 1), ("w.stride1", "==", 1), compute="i32"))
+    y = torch._int_mm(gx, gw.t())
+    out, turned = to_gpu(torch.zeros(4, 8, dtype=torch.int32), torch.zeros(8, 4, dtype=torch.int32))
+    torch._int_mm(gx, gw.t(), out=out)
+    launched = calls("cublasLtMatmul")
+    torch._int_mm(gx, gw.t(), out=turned.t())  # by way of a tensor of its own
+    said = [[torch.equal(host(t), right) for t in (y, out, turned.t())], launched, calls("cublasLtMatmul"),
+            [str(y.dtype), y.stride()], outcomes()]
+    # torch refuses these, whatever has a route
+    [one] = to_gpu(w.t()[None].contiguous())
+    for call in (lambda: torch.mm(gx, gw.t(), out_dtype=torch.int32),
+                 lambda: torch.ops.aten.mm.dtype(gx, gw.t(), torch.int32)):
+        call()  # the fake takes it
+    said += [calls("cublasLtMatmul"), outcomes(), hook.failures()]
+    print(json.dumps(said))
+    """,
+    )
+    assert said == [[True] * 3, 2, 3, ["torch.int32", [8, 1]], ["dense exact 3"], 3, [], []]
+
+
 def test_a_whole_c_with_any_alpha_and_beta_goes_to_cublaslt(run: Any) -> None:
     said = run(
         OPERANDS,

@@ -87,6 +87,7 @@ def scaled(x: str, w: str, **more: Any) -> Problem:
     "problem",
     [
         *(Problem(m=8, n=64, k=32, dtype="bf16", layout=layout) for layout in ("nt", "nn", "tt", "tn")),
+        *(Problem(m=32, n=64, k=48, dtype="i8", out_dtype="i32", layout=layout) for layout in ("nt", "nn")),
         Problem(m=8, n=64, k=32, dtype="fp32", bias=True, math_mode="tf32"),
         Problem(family="dense_add", m=8, n=64, k=32, dtype="fp32"),
         Problem(family="batched", batch=3, m=8, n=64, k=32, dtype="bf16"),

@@ -20,7 +20,7 @@ from gemmtuned.kernels.backends import cublaslt as backend
 from gemmtuned.kernels.families import family_of
 
 TRANS_A, TRANS_B, EPILOGUE, BIAS, SCALE_A, SCALE_B, FAST, MODE_A, MODE_B = 3, 4, 7, 8, 17, 18, 25, 31, 32
-E4M3, E5M2, FP32, BF16 = 28, 29, 0, 14
+E4M3, E5M2, FP32, BF16, I8, I32 = 28, 29, 0, 14, 3, 10
 CPU = torch.device("cpu")
 
 
@@ -89,7 +89,8 @@ class Library:
     ) -> int:  # fmt: skip
         told = {k: dict(self.made[v.value]) for k, v in {"desc": desc, "a": a, "b": b, "c": c, "d": d}.items()}
         at = {"w": w.value, "x": x.value, "added": added.value, "y": y.value}
-        self.asked.append(told | at | {"beta": beta._obj.value})
+        numbers = {"alpha": alpha._obj.value, "beta": beta._obj.value, "number": type(beta._obj)}
+        self.asked.append(told | at | numbers)
         return 0
 
 
@@ -177,6 +178,17 @@ def test_a_result_may_be_wider_than_operands(library: Library) -> None:
     assert [said[name]["type"] for name in "abcd"] == [BF16, BF16, FP32, FP32]
 
 
+def test_products_of_integers_are_added_up_and_scaled_in_integers(library: Library) -> None:
+    problem = Problem(m=32, n=64, k=48, dtype="i8", out_dtype="i32", deterministic=True)
+    said, _ = called(library, problem)
+    assert (said["desc"]["compute"], said["desc"]["scale"]) == (72, I32)
+    assert (said["desc"][TRANS_A], said["desc"][TRANS_B]) == (1, 0), "the one form that the library has for int8"
+    assert [said[name]["type"] for name in "abcd"] == [I8, I8, I32, I32]
+    assert (said["alpha"], said["beta"], said["number"]) == (1, 0, ctypes.c_int32)
+    masks = {facts[3] for facts in library.made.values() if 3 in facts and 1 in facts}
+    assert masks == {0, 1, 2, 4, 7}, "in whatever order: no sum is rounded"
+
+
 def test_reductions_in_fewer_bits_are_not_what_fast_sums_allow(library: Library) -> None:
     fast = Problem(
         family="scaled", m=16, n=256, k=512, dtype="fp8_e4m3", out_dtype="bf16", scale="row", math_mode="reduced"
@@ -198,6 +210,9 @@ def test_reductions_in_fewer_bits_are_not_what_fast_sums_allow(library: Library)
         Problem(m=16, n=32, k=64, dtype="bf16", out_dtype="fp16"),
         Problem(m=16, n=32, k=64, dtype="bf16", threads=2),
         Problem(family="grouped", batch=2, m=16, n=32, k=64, dtype="bf16"),
+        Problem(m=32, n=32, k=64, dtype="i8"),
+        Problem(m=32, n=32, k=64, dtype="i8", out_dtype="i32", bias=True),
+        Problem(family="batched", batch=2, m=32, n=32, k=64, dtype="i8", out_dtype="i32"),
     ],
     ids=str,
 )

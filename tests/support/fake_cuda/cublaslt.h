@@ -9,10 +9,11 @@
 
 namespace fake {
 
-enum Type { FP32 = 0, BF16 = 14, E4M3 = 28 };  // cudaDataType
+enum Type { FP32 = 0, I8 = 3, I32 = 10, BF16 = 14, E4M3 = 28 };  // cudaDataType
 
 inline float value(int type, const void* data, int64_t i) {
   if (type == FP32) return static_cast<const float*>(data)[i];
+  if (type == I8) return static_cast<const int8_t*>(data)[i];
   if (type == BF16) {
     const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16;
     float f;
@@ -28,6 +29,7 @@ inline void put(int type, void* data, int64_t i, float f) {  // bf16: of values 
   uint32_t bits;
   std::memcpy(&bits, &f, 4);
   if (type == FP32) static_cast<float*>(data)[i] = f;
+  else if (type == I32) static_cast<int32_t*>(data)[i] = static_cast<int32_t>(f);
   else static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(bits >> 16);
 }
 
@@ -39,10 +41,14 @@ struct Layout {
 };
 
 struct Desc {
+  int compute, scale_type;  // of alpha and beta
   std::map<int, int64_t> attributes;
   int64_t of(int which, int64_t otherwise = 0) const {
     const auto found = attributes.find(which);
     return found == attributes.end() ? otherwise : found->second;
+  }
+  float number(const void* given) const {
+    return scale_type == I32 ? static_cast<float>(*static_cast<const int32_t*>(given)) : *static_cast<const float*>(given);
   }
   float scale(int pointer, int mode, int64_t i) const {
     const auto* scales = reinterpret_cast<const float*>(of(pointer));
@@ -62,6 +68,8 @@ struct Matrix {
 inline int matmul(const void* described, const void* alpha, Matrix a, Matrix b, const void* beta, Matrix c, Matrix d) {
   const Desc& desc = *static_cast<const Desc*>(described);
   const bool ta = desc.of(3), tb = desc.of(4);
+  const bool ints = a.of().type == I8 && b.of().type == I8 && d.of().type == I32;
+  if ((desc.compute == 72) != ints || (desc.scale_type == I32) != ints) return 15;  // NOT_SUPPORTED; 72: 32I
   const int64_t k = ta ? a.of().rows : a.of().columns;
   if (k != (tb ? b.of().columns : b.of().rows) || a.of().batch != d.of().batch) return 7;  // INVALID_VALUE
   const auto* bias = desc.of(7) == 4 ? reinterpret_cast<const void*>(desc.of(8)) : nullptr;
@@ -71,8 +79,8 @@ inline int matmul(const void* described, const void* alpha, Matrix a, Matrix b, 
       for (int64_t i = 0; i < d.of().rows; ++i) {
         float sum = 0;
         for (int64_t l = 0; l < k; ++l) sum += (ta ? a.at(l, i, batch) : a.at(i, l, batch)) * (tb ? b.at(j, l, batch) : b.at(l, j, batch));
-        sum *= *static_cast<const float*>(alpha) * desc.scale(17, 31, i) * desc.scale(18, 32, j);
-        const float times = *static_cast<const float*>(beta);
+        sum *= desc.number(alpha) * desc.scale(17, 31, i) * desc.scale(18, 32, j);
+        const float times = desc.number(beta);
         if (times != 0) sum += times * c.at(i, j, batch);
         if (bias) sum += value(bias_type, bias, i);
         put(d.of().type, const_cast<void*>(d.data), batch * d.of().stride + j * d.of().leading + i, sum);
@@ -85,7 +93,7 @@ inline int matmul(const void* described, const void* alpha, Matrix a, Matrix b, 
 extern "C" {
 size_t cublasLtGetVersion() { return 130002; }
 int cublasLtCreate(void** handle) { return *handle = reinterpret_cast<void*>(1), 0; }
-int cublasLtMatmulDescCreate(void** desc, int, int) { return *desc = new fake::Desc, 0; }
+int cublasLtMatmulDescCreate(void** desc, int compute, int type) { return *desc = new fake::Desc{compute, type, {}}, 0; }
 int cublasLtMatmulDescDestroy(void* desc) { return delete static_cast<fake::Desc*>(desc), 0; }
 int cublasLtMatmulDescSetAttribute(void* desc, int which, const void* value, size_t bytes) {
   int64_t read = 0;

@@ -3,6 +3,7 @@
 // torch's own kernels are told apart from others by the file they are registered in, so ours here name such a file.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_int_mm_cpu_dispatch.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_native.h>
@@ -90,6 +91,12 @@ Tensor& bmm_out(Tensor& out, const Tensor& a, const Tensor& b) {
   at::cpu::bmm_out(host, on_host(a), on_host(b));
   return out;
 }
+Tensor _int_mm(const Tensor& a, const Tensor& b) { return on_gpu(at::cpu::_int_mm(on_host(a), on_host(b))); }
+Tensor& _int_mm_out(Tensor& out, const Tensor& a, const Tensor& b) {
+  Tensor host = on_host(out);
+  host.copy_(at::cpu::_int_mm(on_host(a), on_host(b)));
+  return out;
+}
 Tensor _scaled_mm(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb, const std::optional<Tensor>&,
                   const std::optional<Tensor>&, std::optional<at::ScalarType> type, bool) {
   const auto wide = [](const Tensor& t, const Tensor& s) { return on_host(t).to(at::kFloat) * on_host(s); };
@@ -143,6 +150,8 @@ Tensor _addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, cons
 namespace {
 Tensor stock_mm(const Tensor& a, const Tensor& b) { return at::cuda::mm(a, b); }
 Tensor& stock_mm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::mm_out(out, a, b); }
+Tensor stock_int_mm(const Tensor& a, const Tensor& b) { return at::cuda::_int_mm(a, b); }
+Tensor& stock_int_mm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::_int_mm_out(out, a, b); }
 Tensor stock_mm_dtype(const Tensor& a, const Tensor& b, at::ScalarType type) { return at::cuda::mm(a, b, type); }
 Tensor stock_addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
   return at::cuda::addmm(c, a, b, beta, alpha);
@@ -187,6 +196,8 @@ void fake_register() {
   aten.impl("mm", TORCH_FN(stock_mm));
   aten.impl("mm.out", TORCH_FN(stock_mm_out));
   aten.impl("mm.dtype", TORCH_FN(stock_mm_dtype));
+  aten.impl("_int_mm", TORCH_FN(stock_int_mm));
+  aten.impl("_int_mm.out", TORCH_FN(stock_int_mm_out));
   aten.impl("addmm", TORCH_FN(stock_addmm));
   aten.impl("addmm_", TORCH_FN(stock_addmm_));
   aten.impl("_addmm_activation", TORCH_FN(stock_activation));
