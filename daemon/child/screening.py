@@ -41,15 +41,22 @@ class _Rival:
 
 
 class Screening:
-    """The screening of one contest."""
+    """The screening of one contest. torchs_alone: as in SearchOptions."""
 
     def __init__(
-        self, members: Sequence[Problem], arms: Arms, races: Races, trials: Trials, backends: Mapping[str, Backend]
+        self,
+        members: Sequence[Problem],
+        arms: Arms,
+        races: Races,
+        trials: Trials,
+        backends: Mapping[str, Backend],
+        *,
+        torchs_alone: bool,
     ) -> None:
         self.default_us = 0.0
         self.wrong_at_first: dict[Candidate, str] = {}
         self._members, self._arms, self._races, self._trials = members, arms, races, trials
-        self._backends = backends
+        self._backends, self._torchs_alone = backends, torchs_alone
 
     def run(self, offered: Sequence[Candidate]) -> list[Entrant]:
         """A short race of every candidate at the most called member; the promising ones, best first."""
@@ -68,7 +75,7 @@ class Screening:
                 kernels = {m: self._backends[candidate.backend].prepare(candidate, m) for m in self._members}
                 arm = self._arms.arm(candidate, kernels[self._arms.main], self._arms.main)
                 self._look_at_first(candidate, arm)
-                run, gain = self._race(self._races.short, arm)
+                run, gain = self._race(self._races.short, candidate, arm)
             except REFUSALS as err:
                 self._trials.report(candidate, "screen", "refused", started, note=first_line(err))
                 self._arms.forget(candidate)
@@ -79,7 +86,8 @@ class Screening:
             )
             if good:
                 promising.append(Entrant(candidate, kernels, gain))
-                if gain >= PACE * self._rival.gain and candidate not in self.wrong_at_first:
+                is_far_ahead = gain >= PACE * self._rival.gain and candidate not in self.wrong_at_first
+                if is_far_ahead and not self._torchs_alone:
                     self._rival = _Rival(arm, run.us, gain)
             else:
                 self._arms.forget(candidate)
@@ -97,12 +105,14 @@ class Screening:
         except Wrong as err:
             self.wrong_at_first[candidate] = str(err)
 
-    def _race(self, how: Callable[[Arm, Arm, float], Race], arm: Arm) -> tuple[Race, float]:
+    def _race(self, how: Callable[[Arm, Arm, float], Race], candidate: Candidate, arm: Arm) -> tuple[Race, float]:
         """(a race with the rival, the gain over torch's own kernel).
 
         Where it fails, torch's own takes the rival's place: the rival may have failed, and not the candidate.
         """
         rival = self._rival
+        if rival.arm not in (self._torch.arm, arm):
+            self._trials.racing(candidate)
         try:
             run = self._races.undisturbed(partial(how, rival.arm, arm, rival.us))
         except REFUSALS:
@@ -112,6 +122,7 @@ class Screening:
                 self._rival = self._torch
                 raise
             rival = self._torch
+            self._trials.start(candidate)
             run = self._races.undisturbed(partial(how, rival.arm, arm, rival.us))
             self._rival = rival  # the candidate has not failed
         return run, rival.gain * run.gain
@@ -122,7 +133,7 @@ class Screening:
         for entrant in near:
             started = self._trials.start(entrant.candidate)
             try:
-                run, gain = self._race(self._races.longer, self._arms[entrant.candidate])
+                run, gain = self._race(self._races.longer, entrant.candidate, self._arms[entrant.candidate])
             except REFUSALS as err:
                 self._trials.report(entrant.candidate, "screen", "refused", started, note=first_line(err))
                 self._arms.forget(entrant.candidate)

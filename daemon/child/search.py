@@ -153,7 +153,9 @@ class _Contest:
         offered = self._compiled(list(self._offers.at(self.main)))
         self._arms = Arms(self.main, default, self._device, self._clock)
         self._races = Races(self._arms, self._clock, self._options, self._coin)
-        self._screening = Screening(self.members, self._arms, self._races, self._trials, BACKENDS)
+        self._screening = Screening(
+            self.members, self._arms, self._races, self._trials, BACKENDS, torchs_alone=self._options.torchs_alone
+        )
         entrants = self._verify(self._screening.run(offered))
         if not self.default_err:
             self.default_err = default_error(self.main, default[self.main], device=self._device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.protocol.wire import COMPILING, Trial
+from gemmtuned.daemon.protocol.wire import COMPILING, RACING, Trial
 
 Emit = Callable[[Trial], None]
 
@@ -29,6 +29,10 @@ class Trials:
         started = now_us()
         self.emit(Trial(self.problem, candidate, "start", None, None, "ok", "", started))
         return started
+
+    def racing(self, candidate: Candidate) -> None:
+        """It races with another candidate: if the worker dies, it died of one of the two."""
+        self.emit(Trial(self.problem, candidate, "start", None, None, "ok", RACING, now_us()))
 
     def report(
         self,

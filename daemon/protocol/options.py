@@ -30,6 +30,7 @@ class SearchOptions:
     min_gain: what the lower end of the gain must exceed.
     err_ratio: largest share of elements with |exact - y| > atol + rtol * |y|; None: no such limit beside the gate.
     atol, rtol: None is AITER's 5e-2 for bf16 results and 1e-2 for others.
+    torchs_alone: candidates race with torch's own kernel alone, and never with one that is far ahead of it.
     """
 
     backends: tuple[str, ...] | None = None
@@ -43,6 +44,7 @@ class SearchOptions:
     err_ratio: float | None = None
     atol: float | None = None
     rtol: float | None = None
+    torchs_alone: bool = False
 
     def __post_init__(self) -> None:
         _within("first", self.first, 1, 1 << 20)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,7 @@ from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung, Worke
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 from gemmtuned.daemon.device.idle import Mean
-from gemmtuned.daemon.protocol.wire import Failed, Found, Message, Trial
+from gemmtuned.daemon.protocol.wire import RACING, Failed, Found, Message, Trial
 from gemmtuned.daemon.seats.outbox import Outbox
 from gemmtuned.daemon.seats.view import PUT_OFF_S
 from gemmtuned.daemon.seats.work_queue import WorkQueue, mismatch
@@ -71,6 +72,7 @@ class Job:
         self._killed_at, self._installed, self._always = killed_at, installed, always
         self._began_s = 0.0  # when the worker got its order
         self._deaths = 0
+        self._torchs_alone = False  # since a worker died in a race of two candidates
 
     @property
     def is_tuning(self) -> bool:
@@ -80,6 +82,8 @@ class Job:
     def begin(self, worker: Tuner, now_s: float) -> None:
         """Give the order. Raises StoreError where it cannot be drawn up, and WorkerFailed where it cannot be given."""
         order = self._queue.order(self.work)
+        if self._torchs_alone:
+            order = replace(order, options=replace(order.options, torchs_alone=True))
         self.state, self.meanwhile, self._began_s = State.TUNING, Mean(), now_s
         worker.tune(order)
         logger.debug("tuning problem=%s covers=%s members=%d", order.target, order.covers, len(order.members))
@@ -118,7 +122,8 @@ class Job:
     def died(self, err: WorkerFailed, pid: int) -> None:
         """The worker crashed or hung: the candidate it was at is to blame, and the work goes on without that one.
 
-        Not so at first where it was killed: it is the first to go when memory runs out, whoever took it.
+        Not so at first where it was killed: it is the first to go when memory runs out, whoever took it.  Nor where two
+        candidates raced: then each is tried again without the other.
         """
         self.state, trying, self.trying = State.LEASED, self.trying, None
         self._deaths += 1
@@ -127,6 +132,10 @@ class Job:
         if isinstance(err, WorkerKilled) and at not in self._killed_at and self._deaths < MAX_DEATHS:
             self._killed_at.add(at)
             self._tell_death(pid, err, "a new worker tries it again")
+            return
+        if trying is not None and trying.note == RACING and not self._torchs_alone and self._deaths < MAX_DEATHS:
+            self._torchs_alone = True
+            self._tell_death(pid, err, "a new worker races each candidate with torch's own kernel alone")
             return
         if trying is not None:
             outcome = "hang" if isinstance(err, WorkerHung) else "killed" if isinstance(err, WorkerKilled) else "crash"

@@ -18,7 +18,8 @@ from gemmtuned.daemon.child.measure import Arm, Race
 from gemmtuned.daemon.child.outcome import Entrant, preferred
 from gemmtuned.daemon.child.races import SCREEN_PAIRS
 from gemmtuned.daemon.child.search import tune_modes
-from gemmtuned.daemon.protocol.wire import Trial
+from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.daemon.protocol.wire import RACING, Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.kernel import StatelessKernel
@@ -43,12 +44,12 @@ class Table:
         self.backends[name] = Planted(name, kernel)
         return self.backends[name]
 
-    def tune(self, clock, members=(PROBLEM,), covers="exact", target=None, skip=(), seed=1) -> Solution:
+    def tune(self, clock, members=(PROBLEM,), covers="exact", target=None, skip=(), seed=1, **options) -> Solution:
         environment = Environment(cpu_device(), dict.fromkeys(self.backends, "1"))
         self.reports.clear()
         return tune_modes(
             members, covers, target or members[0], environment, mode="eager", skip=skip, emit=self.reports.append,
-            clock=clock, seed=seed,
+            clock=clock, seed=seed, options=SearchOptions(**options),
         )[0]  # fmt: skip
 
     def phases(self, name: str) -> list[tuple[str, str]]:
@@ -188,6 +189,22 @@ def test_torch_is_timed_no_more_once_a_candidate_is_far_ahead_and_gains_stay_ove
     # by itself and to warm up, then beside `near` and `ahead`; all others race with one of the candidates
     until = len(clock.calls) - clock.calls[::-1].index("slow")
     assert clock.calls[:until].count("torch") <= 2 + 3 * SCREEN_PAIRS[1]
+
+
+@pytest.mark.parametrize("torchs_alone", [False, True])
+def test_who_races_with_another_candidate_is_said_to_and_where_torchs_alone_is_asked_for_nobody_does(
+    table, torchs_alone
+):
+    """If the worker dies then, either may be to blame."""
+    true_us = {"first": 150.0, "ahead": 20.0, "one": 30.0, "two": 40.0}
+    for name in true_us:
+        table.plant(name)
+    clock = quiet(**true_us)
+    assert table.tune(clock, torchs_alone=torchs_alone).backend == "ahead"
+    racing = [r.candidate.backend for r in table.reports if (r.phase, r.note) == ("start", RACING)]
+    assert racing == ([] if torchs_alone else ["one", "two"])
+    beside_one = {*clock.calls[clock.calls.index("one") : clock.calls.index("two")]}
+    assert beside_one & {"torch", "ahead"} == {"torch" if torchs_alone else "ahead"}
 
 
 class FailsLater(NoisyClock):

@@ -1,7 +1,8 @@
 """A search for workers under test: no torch, each behaviour chosen by the problem's n. Loaded by path in the child.
 
 n: 13 hangs, 17 aborts, 19 is killed from outside, 23 eats memory, 29 raises, 31 floods its output and ends, 37 takes
-half a minute, 41 leaves a child behind and aborts, 43 says that it cannot be done now; everything else finds that
+half a minute, 41 leaves a child behind and aborts, 43 says that it cannot be done now, 47 aborts
+where `bad` races with another candidate; everything else finds that
 `fast` wins, or torch where `fast` may not be tried.
 """
 
@@ -18,7 +19,7 @@ from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.daemon.protocol.options import SearchOptions
-from gemmtuned.daemon.protocol.wire import Trial
+from gemmtuned.daemon.protocol.wire import RACING, Trial
 
 TORCH, SLOW, FAST, BAD = (Candidate(name) for name in ("torch", "slow", "fast", "bad"))
 DEVICE = Device(key="cpu-planted", kind="cpu", name="planted", arch="x86_64", units=2)
@@ -49,6 +50,9 @@ def tune(
             emit(Trial(problem, candidate, "start", None, None, "", "", started_us))
             if candidate == BAD:
                 misbehave(problem)
+                if problem.n == 47 and not options.torchs_alone:
+                    emit(Trial(problem, candidate, "start", None, None, "", RACING, started_us))
+                    os.abort()
             us = {TORCH: 100.0, SLOW: 150.0, FAST: 50.0, BAD: 200.0}[candidate]
             time.sleep(pause_s)
             outcome = "slower" if us > 100 else "ok"
