@@ -9,4 +9,5 @@ to_shared.py     operands by way of a ring in shared memory: candidates and esti
 to_registers.py  operands straight into registers: loads, sums, candidates and estimates
 cluster.py, split_k.py                          sums over slices of K, in a cluster or through memory
 diagonal.py, load_barrier.py, thread_access.py  PTX for what Triton has no words for
+inline_ptx.py    names for the operands of such PTX
 """

@@ -17,11 +17,61 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx, moves
 from gemmtuned.kernels.triton.launch import BARRIER_BYTES, EXCHANGE_PAD, SHARED_BEGINS
 
 _PAD = tl.constexpr(EXCHANGE_PAD)
 _BARRIER = tl.constexpr(BARRIER_BYTES)
 _BEGINS = tl.constexpr(SHARED_BEGINS)
+
+_END, _END_OPERANDS = inline_ptx(
+    "=r end",
+    "{ .reg .u32 size; mov.u32 $end, global_smem; mov.u32 size, %dynamic_smem_size; add.u32 $end, $end, size; }",
+)
+_END_ALONE, _END_ALONE_OPERANDS = inline_ptx(
+    "=r end, r begin",
+    """{
+    .reg .u32 size, rank;
+    mov.u32 size, %dynamic_smem_size;
+    mov.u32 rank, %cluster_ctarank;
+    add.u32 size, size, $begin;
+    mapa.shared::cluster.u32 $end, size, rank;
+    }""",
+)
+_OF, _OF_OPERANDS = inline_ptx("=r there, r here, r rank", "mapa.shared::cluster.u32 $there, $here, $rank;")
+_BEGIN, _BEGIN_OPERANDS = inline_ptx(
+    "=r none, r barrier, r bytes",
+    """{
+    .reg .pred first;
+    .reg .u32 thread;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first mbarrier.init.shared::cta.b64 [$barrier], 1;
+    @first fence.mbarrier_init.release.cluster;
+    @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$barrier], $bytes;
+    barrier.cluster.arrive.relaxed.aligned;
+    mov.u32 $none, 0;
+    }""",
+)
+_SEND, _SEND_OPERANDS = inline_ptx(
+    "=r none<2>, r to<2>, r barrier<2>, f value<2>",
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$to0], {$value0, $value1}, [$barrier0]; "
+    + moves("none", range(2), "0"),
+)
+_WAIT_FOR_ALL, _WAIT_FOR_ALL_OPERANDS = inline_ptx(
+    "=r none, r barrier",
+    """{
+    .reg .pred done;
+    again:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$barrier], 0;
+    @!done bra again;
+    mov.u32 $none, 0;
+    }""",
+)
+_READ, _READ_OPERANDS = inline_ptx("=f value, r address", "ld.shared.f32 $value, [$address];")
+_WAIT_FOR_BEGIN, _WAIT_FOR_BEGIN_OPERANDS = inline_ptx(
+    "=r same, r address", "barrier.cluster.wait.aligned; mov.u32 $same, $address;"
+)
 
 
 @triton.jit
@@ -33,28 +83,16 @@ def _end(ALONE: tl.constexpr):
     """
     if ALONE:
         return tl.inline_asm_elementwise(
-            """{
-            .reg .u32 size, rank;
-            mov.u32 size, %dynamic_smem_size;
-            mov.u32 rank, %cluster_ctarank;
-            add.u32 size, size, $1;
-            mapa.shared::cluster.u32 $0, size, rank;
-            }""",
-            "=r,r", [_BEGINS], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+            _END_ALONE, _END_ALONE_OPERANDS, [_BEGINS], dtype=tl.int32, is_pure=True, pack=1
+        )
     else:
-        return tl.inline_asm_elementwise(
-            "{ .reg .u32 size; mov.u32 $0, global_smem; mov.u32 size, %dynamic_smem_size; add.u32 $0, $0, size; }",
-            "=r", [], dtype=tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+        return tl.inline_asm_elementwise(_END, _END_OPERANDS, [], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
 def _of(address, rank):
     """The same address in the shared memory of the cluster's thread block `rank`."""
-    return tl.inline_asm_elementwise(
-        "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r", [address, rank], dtype=tl.int32, is_pure=True, pack=1
-    )
+    return tl.inline_asm_elementwise(_OF, _OF_OPERANDS, [address, rank], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -70,50 +108,25 @@ def begin(
     EACH: tl.constexpr = (LINES + SPLIT - 1) // SPLIT
     mine = tl.maximum(tl.minimum(LINES - part * EACH, EACH), 0)
     tl.inline_asm_elementwise(
-        """{
-        .reg .pred first;
-        .reg .u32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 first, thread, 0;
-        @first mbarrier.init.shared::cta.b64 [$1], 1;
-        @first fence.mbarrier_init.release.cluster;
-        @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2;
-        barrier.cluster.arrive.relaxed.aligned;
-        mov.u32 $0, 0;
-        }""",
-        "=r,r,r", [_end(ALONE) - _BARRIER, mine * (WIDE * SPLIT * COPIES * 4)], dtype=tl.int32, is_pure=False, pack=1,
+        _BEGIN, _BEGIN_OPERANDS, [_end(ALONE) - _BARRIER, mine * (WIDE * SPLIT * COPIES * 4)],
+        dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
 @triton.jit
 def _send(address, barrier, values):
     """Send pairs of fp32 values, neighbours in `values` and at their addresses in another thread block's memory."""
-    tl.inline_asm_elementwise(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [$2], {$6, $7}, [$4]; "
-        "mov.u32 $0, 0; mov.u32 $1, 0;",
-        "=r,=r,r,r,r,r,f,f", [address, barrier, values], dtype=tl.int32, is_pure=False, pack=2,
-    )  # fmt: skip
+    tl.inline_asm_elementwise(_SEND, _SEND_OPERANDS, [address, barrier, values], dtype=tl.int32, is_pure=False, pack=2)
 
 
 @triton.jit
 def _all_has_come(barrier):
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred done;
-        again:
-        mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$1], 0;
-        @!done bra again;
-        mov.u32 $0, 0;
-        }""",
-        "=r,r", [barrier], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    tl.inline_asm_elementwise(_WAIT_FOR_ALL, _WAIT_FOR_ALL_OPERANDS, [barrier], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def _read(address):
-    return tl.inline_asm_elementwise(
-        "ld.shared.f32 $0, [$1];", "=f,r", [address], dtype=tl.float32, is_pure=False, pack=1
-    )
+    return tl.inline_asm_elementwise(_READ, _READ_OPERANDS, [address], dtype=tl.float32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -161,8 +174,9 @@ def own_place(OWN: tl.constexpr, LINES: tl.constexpr, WIDE: tl.constexpr, SPLIT:
 def all_have_begun(ALONE: tl.constexpr = False):
     """Wait until all thread blocks of the cluster have begun, so that sums can be sent to them."""
     tl.inline_asm_elementwise(
-        "barrier.cluster.wait.aligned; mov.u32 $0, $1;", "=r,r", [_end(ALONE)], dtype=tl.int32, is_pure=False, pack=1
-    )
+        _WAIT_FOR_BEGIN, _WAIT_FOR_BEGIN_OPERANDS, [_end(ALONE)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit

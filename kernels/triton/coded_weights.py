@@ -12,6 +12,40 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx
+
+# What a thread gets are four bytes; values of 16 bits go two to a register, and `low` are those of the lower codes
+_OF_FP8, _OF_FP8_OPERANDS = inline_ptx(
+    "=r value<2>, r bytes",
+    """{ .reg .b16 a, b; mov.b32 {a, b}, $bytes;
+        cvt.rn.f16x2.e4m3x2 $value0, a; cvt.rn.f16x2.e4m3x2 $value1, b; }""",
+)
+_OF_INT4_TO_BF16, _OF_INT4_TO_FP16, _OF_INT4_OPERANDS = inline_ptx(
+    "=r low<2>, =r high<2>, r bytes",
+    """{ .reg .b32 w, t, one, less, mask, base; prmt.b32 w, $bytes, 0, 0x3120;
+        mov.b32 mask, 0x000f000f; mov.b32 base, 0x43004300;
+        mov.b32 one, 0x3f803f80; mov.b32 less, 0xc308c308;
+        lop3.b32 t, w, mask, base, 0xea; fma.rn.bf16x2 $low0, t, one, less;
+        shr.b32 t, w, 8; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $low1, t, one, less;
+        shr.b32 t, w, 4; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $high0, t, one, less;
+        shr.b32 t, w, 12; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $high1, t, one, less; }""",
+    """{ .reg .b32 w, t, less, mask, base; prmt.b32 w, $bytes, 0, 0x3120;
+        mov.b32 mask, 0x000f000f; mov.b32 base, 0x64006400;
+        mov.b32 less, 0x64086408;
+        lop3.b32 t, w, mask, base, 0xea; sub.f16x2 $low0, t, less;
+        shr.b32 t, w, 8; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $low1, t, less;
+        shr.b32 t, w, 4; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $high0, t, less;
+        shr.b32 t, w, 12; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $high1, t, less; }""",
+)
+_OF_E2M1_TO_BF16, _OF_E2M1_OPERANDS = inline_ptx(
+    "=r low<2>, =r high<2>, r bytes",
+    """{ .reg .b32 w, s, t; prmt.b32 w, $bytes, 0, 0x3120; prmt.b32 s, $bytes, 0, 0x1302;
+        and.b32 t, w, 0x000f000f; mul.lo.u32 t, t, 0x1040; and.b32 $low0, t, 0x81c081c0;
+        and.b32 t, s, 0x000f000f; mul.lo.u32 t, t, 0x1040; and.b32 $low1, t, 0x81c081c0;
+        and.b32 t, w, 0x00f000f0; mul.lo.u32 t, t, 0x0104; and.b32 $high0, t, 0x81c081c0;
+        and.b32 t, s, 0x00f000f0; mul.lo.u32 t, t, 0x0104; and.b32 $high1, t, 0x81c081c0; }""",
+)
+
 
 @triton.jit
 def k_of_fp8(spot):
@@ -33,14 +67,7 @@ def k_of_4_bit(spot):
 def of_fp8(w, ASM: tl.constexpr):
     """e4m3 to fp16, four at once."""
     if ASM:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
-            "=r,=r,r",
-            [w],
-            dtype=tl.float16,
-            is_pure=True,
-            pack=4,
-        )
+        return tl.inline_asm_elementwise(_OF_FP8, _OF_FP8_OPERANDS, [w], dtype=tl.float16, is_pure=True, pack=4)
     else:
         return w.to(tl.float8e4nv, bitcast=True).to(tl.float16)
 
@@ -51,25 +78,13 @@ def of_int4(w, to: tl.constexpr, ASM: tl.constexpr):
     if ASM:
         if to == tl.bfloat16:
             low, high = tl.inline_asm_elementwise(
-                """{ .reg .b32 w, t, one, less, mask, base; prmt.b32 w, $4, 0, 0x3120;
-                mov.b32 mask, 0x000f000f; mov.b32 base, 0x43004300;
-                mov.b32 one, 0x3f803f80; mov.b32 less, 0xc308c308;
-                lop3.b32 t, w, mask, base, 0xea; fma.rn.bf16x2 $0, t, one, less;
-                shr.b32 t, w, 8; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $1, t, one, less;
-                shr.b32 t, w, 4; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $2, t, one, less;
-                shr.b32 t, w, 12; lop3.b32 t, t, mask, base, 0xea; fma.rn.bf16x2 $3, t, one, less; }""",
-                "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+                _OF_INT4_TO_BF16, _OF_INT4_OPERANDS, [w],
+                dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
             )  # fmt: skip
         else:
             low, high = tl.inline_asm_elementwise(
-                """{ .reg .b32 w, t, less, mask, base; prmt.b32 w, $4, 0, 0x3120;
-                mov.b32 mask, 0x000f000f; mov.b32 base, 0x64006400;
-                mov.b32 less, 0x64086408;
-                lop3.b32 t, w, mask, base, 0xea; sub.f16x2 $0, t, less;
-                shr.b32 t, w, 8; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $1, t, less;
-                shr.b32 t, w, 4; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $2, t, less;
-                shr.b32 t, w, 12; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $3, t, less; }""",
-                "=r,=r,=r,=r,r", [w], dtype=(tl.float16, tl.float16), is_pure=True, pack=4,
+                _OF_INT4_TO_FP16, _OF_INT4_OPERANDS, [w],
+                dtype=(tl.float16, tl.float16), is_pure=True, pack=4,
             )  # fmt: skip
     else:
         low = ((w & 15).to(tl.float32) - 8.0).to(to)
@@ -86,12 +101,8 @@ def of_e2m1(w, to: tl.constexpr, ASM: tl.constexpr):
     """
     if ASM and to == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
-            """{ .reg .b32 w, s, t; prmt.b32 w, $4, 0, 0x3120; prmt.b32 s, $4, 0, 0x1302;
-            and.b32 t, w, 0x000f000f; mul.lo.u32 t, t, 0x1040; and.b32 $0, t, 0x81c081c0;
-            and.b32 t, s, 0x000f000f; mul.lo.u32 t, t, 0x1040; and.b32 $1, t, 0x81c081c0;
-            and.b32 t, w, 0x00f000f0; mul.lo.u32 t, t, 0x0104; and.b32 $2, t, 0x81c081c0;
-            and.b32 t, s, 0x00f000f0; mul.lo.u32 t, t, 0x0104; and.b32 $3, t, 0x81c081c0; }""",
-            "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+            _OF_E2M1_TO_BF16, _OF_E2M1_OPERANDS, [w],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
         )  # fmt: skip
         low = low * 8.507059173023462e37
         high = high * 8.507059173023462e37

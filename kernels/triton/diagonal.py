@@ -21,39 +21,35 @@ import triton
 import triton.language as tl
 
 from gemmtuned.kernels.arch import at_least_sm
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx, moves
 
 VALUES: Final = 256  # of W that a warp multiplies at once
 WARPS_ADDED_UP: Final = (2, 4, 8)  # per thread block, that `over_warps` is written for
 
+_TWO_PRODUCTS: Final = """{
+    mma.sync.aligned.m16n8k16.row.col.f32.TYPE.TYPE.f32
+        {$new0, $new1, $new2, $new3}, {$w0, $w1, $w2, $w3}, {$x0, $x2}, {$sum0, $sum1, $sum2, $sum3};
+    mma.sync.aligned.m16n8k16.row.col.f32.TYPE.TYPE.f32
+        {$new4, $new5, $new6, $new7}, {$w0, $w1, $w2, $w3}, {$x1, $x3}, {$sum4, $sum5, $sum6, $sum7};
+    }"""
+_OF_BF16, _OF_FP16, _PRODUCTS_OPERANDS = inline_ptx(
+    "=&f new<8>, r w<4>, r x<4>, f sum<8>",
+    _TWO_PRODUCTS.replace("TYPE", "bf16"),
+    _TWO_PRODUCTS.replace("TYPE", "f16"),
+)
+
 
 @triton.jit
 def add_products(w, x, sums):
-    """sums + the products of w [rows, values] and x [1, values], both bf16 or both fp16, for `on_diagonal`.
-
-    In the PTX $0 to $7 are the new sums, $8 to $11 W, $12 to $15 x, and $16 to $23 the sums that it is given.
-    """
+    """sums + the products of w [rows, values] and x [1, values], both bf16 or both fp16, for `on_diagonal`."""
     if w.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            """{
-            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
-                {$0, $1, $2, $3}, {$8, $9, $10, $11}, {$12, $14}, {$16, $17, $18, $19};
-            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
-                {$4, $5, $6, $7}, {$8, $9, $10, $11}, {$13, $15}, {$20, $21, $22, $23};
-            }""",
-            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-            [w, x, sums], dtype=tl.float32, is_pure=True, pack=8,
-        )  # fmt: skip
+            _OF_BF16, _PRODUCTS_OPERANDS, [w, x, sums], dtype=tl.float32, is_pure=True, pack=8
+        )
     else:
         return tl.inline_asm_elementwise(
-            """{
-            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
-                {$0, $1, $2, $3}, {$8, $9, $10, $11}, {$12, $14}, {$16, $17, $18, $19};
-            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
-                {$4, $5, $6, $7}, {$8, $9, $10, $11}, {$13, $15}, {$20, $21, $22, $23};
-            }""",
-            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-            [w, x, sums], dtype=tl.float32, is_pure=True, pack=8,
-        )  # fmt: skip
+            _OF_FP16, _PRODUCTS_OPERANDS, [w, x, sums], dtype=tl.float32, is_pure=True, pack=8
+        )
 
 
 # g is lane / 4, t is lane % 4; even: the lane's column 2 t is g, odd: its column 2 t + 1 is
@@ -67,17 +63,18 @@ _LANES: Final = """
         setp.eq.u32 even, g, column;
         add.u32 column, column, 1;
         setp.eq.u32 odd, g, column;"""
-_ZEROS: Final = " ".join(f"mov.f32 ${i}, 0f00000000;" for i in range(1, 8))  # all but the first of eight
-_OPERANDS = tl.constexpr("=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f")
-_ON_DIAGONAL = tl.constexpr(
+_ZEROS: Final = moves("total", range(1, 8), "0f00000000", "f32")  # all but the first of eight
+_OPERANDS: Final = "=&f total<8>, f sum<8>"
+_ON_DIAGONAL, _ON_DIAGONAL_OPERANDS = inline_ptx(
+    _OPERANDS,
     f"""{{{_LANES}
-        .reg .f32 first, second;
-        add.f32 first, $8, $14;
-        add.f32 second, $9, $15;
-        selp.f32 first, first, 0f00000000, even;
-        selp.f32 $0, second, first, odd;
-        {_ZEROS}
-        }}"""
+    .reg .f32 first, second;
+    add.f32 first, $sum0, $sum6;
+    add.f32 second, $sum1, $sum7;
+    selp.f32 first, first, 0f00000000, even;
+    selp.f32 $total0, second, first, odd;
+    {_ZEROS}
+    }}""",
 )
 
 
@@ -87,11 +84,13 @@ def on_diagonal(sums):
 
     A lane has columns 2 t and 2 t + 1 (t: lane % 4) of row g in its first two sums, of row g + 8 in its last two.
     """
-    return tl.inline_asm_elementwise(_ON_DIAGONAL, _OPERANDS, [sums], dtype=tl.float32, is_pure=True, pack=8)
+    return tl.inline_asm_elementwise(
+        _ON_DIAGONAL, _ON_DIAGONAL_OPERANDS, [sums], dtype=tl.float32, is_pure=True, pack=8
+    )
 
 
 def _added_up(warps: int) -> str:
-    """PTX that adds up $8 of the eight lanes of each warp in which `on_diagonal` left a sum; all threads get it in $0.
+    """PTX that adds up $sum0 of the eight lanes of each warp in which `on_diagonal` left one; all threads get $total0.
 
     Those lanes put their sums into shared memory, in an order in which a thread then reads the sums of lane g of all
     warps at once.
@@ -105,27 +104,27 @@ def _added_up(warps: int) -> str:
     for lane in (4, 2, 1):
         got += [f"shfl.sync.bfly.b32 other, part0, {lane}, 31, -1;", "add.f32 part0, part0, other;"]
     return f"""{{{_LANES}
-        .shared .align 16 .b32 parts[{8 * warps}];
-        .reg .b32 all, at;
-        .reg .f32 other, {", ".join(f"part{i}" for i in range(warps))};
-        mov.u32 all, parts;
-        mov.u32 at, %tid.x;
-        shr.u32 at, at, 5;
-        or.pred even, even, odd;
-        mad.lo.u32 at, g, {warps}, at;
-        shl.b32 at, at, 2;
-        add.u32 at, all, at;
-        @even st.shared.f32 [at], $8;
-        bar.sync 0;
-        and.b32 g, lane, 7;
-        mad.lo.u32 at, g, {4 * warps}, all;
-        {" ".join(got)}
-        mov.f32 $0, part0;
-        {_ZEROS}
-        }}"""
+    .shared .align 16 .b32 parts[{8 * warps}];
+    .reg .b32 all, at;
+    .reg .f32 other, {", ".join(f"part{i}" for i in range(warps))};
+    mov.u32 all, parts;
+    mov.u32 at, %tid.x;
+    shr.u32 at, at, 5;
+    or.pred even, even, odd;
+    mad.lo.u32 at, g, {warps}, at;
+    shl.b32 at, at, 2;
+    add.u32 at, all, at;
+    @even st.shared.f32 [at], $sum0;
+    bar.sync 0;
+    and.b32 g, lane, 7;
+    mad.lo.u32 at, g, {4 * warps}, all;
+    {" ".join(got)}
+    mov.f32 $total0, part0;
+    {_ZEROS}
+    }}"""
 
 
-_ADDED_UP = tl.constexpr({warps: _added_up(warps) for warps in WARPS_ADDED_UP})
+_ADDED_UP, _ADDED_UP_OPERANDS = inline_ptx(_OPERANDS, {warps: _added_up(warps) for warps in WARPS_ADDED_UP})
 
 
 @triton.jit
@@ -135,7 +134,9 @@ def over_warps(sums, WARPS: tl.constexpr):
     It is what tl.sum gives, but goes through shared memory once instead of twice, and with three shuffles instead of up
     to eight.
     """
-    return tl.inline_asm_elementwise(_ADDED_UP[WARPS], _OPERANDS, [sums], dtype=tl.float32, is_pure=False, pack=8)
+    return tl.inline_asm_elementwise(
+        _ADDED_UP[WARPS], _ADDED_UP_OPERANDS, [sums], dtype=tl.float32, is_pure=False, pack=8
+    )
 
 
 def has_diagonal(arch: str) -> bool:

@@ -45,6 +45,7 @@ from gemmtuned.kernels.triton.cluster import (
     place_of,
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx, moves
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
 from gemmtuned.kernels.triton.load_barrier import issued, issued_after
@@ -57,35 +58,53 @@ _FEW: Final = 8  # rows of X
 FITS: Final = fits(__file__, Fit)
 _STEP_K = tl.constexpr(STEP_K)
 
+_TWO_PRODUCTS: Final = """{
+    mma.sync.aligned.m16n8k16.row.col.f32.TYPE.TYPE.f32
+        {$new0, $new1, $new2, $new3}, {$even0, $odd0, $even1, $odd1}, {$x0, $x1}, {$sum0, $sum1, $sum2, $sum3};
+    mma.sync.aligned.m16n8k16.row.col.f32.TYPE.TYPE.f32
+        {$new4, $new5, $new6, $new7}, {$even2, $odd2, $even3, $odd3}, {$x2, $x3}, {$sum4, $sum5, $sum6, $sum7};
+    }"""
+_OF_BF16, _OF_FP16, _PRODUCTS_OPERANDS = inline_ptx(
+    "=&f new<8>, r even<4>, r odd<4>, r x<4>, f sum<8>",
+    _TWO_PRODUCTS.replace("TYPE", "bf16"),
+    _TWO_PRODUCTS.replace("TYPE", "f16"),
+)
+_OF_LANE, _OF_LANE_OPERANDS = inline_ptx(
+    "=&f total<8>, f sum<8>",
+    f"""{{
+    .reg .pred second;
+    .reg .b32 part;
+    .reg .f32 none, even, odd;
+    mov.u32 part, %laneid;
+    and.b32 part, part, 4;
+    setp.ne.u32 second, part, 0;
+    add.f32 none, $sum0, $sum4;
+    add.f32 even, $sum1, $sum5;
+    selp.f32 even, even, none, second;
+    add.f32 none, $sum2, $sum6;
+    add.f32 odd, $sum3, $sum7;
+    selp.f32 odd, odd, none, second;
+    selp.f32 none, even, odd, second;
+    selp.f32 odd, odd, even, second;
+    shfl.sync.bfly.b32 none, none, 4, 31, -1;
+    add.f32 $total0, odd, none;
+    {moves("total", range(1, 8), "0f00000000", "f32")}
+    }}""",
+)
+
 
 @triton.jit
 def _products(even, odd, x, sums):
-    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits, for `_of_lane`.
-
-    In the PTX $0 to $7 are the new sums, $8 to $11 the even rows, $12 to $15 the odd ones, $16 to $19 X, and $20 to $27
-    the sums that it is given.
-    """
+    """sums + products of four even and four odd rows of W and four rows of X, all of 16 bits, for `_of_lane`."""
     if x.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            """{
-            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
-                {$0, $1, $2, $3}, {$8, $12, $9, $13}, {$16, $17}, {$20, $21, $22, $23};
-            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
-                {$4, $5, $6, $7}, {$10, $14, $11, $15}, {$18, $19}, {$24, $25, $26, $27};
-            }""",
-            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-            [even, odd, x, sums], dtype=tl.float32, is_pure=True, pack=8,
+            _OF_BF16, _PRODUCTS_OPERANDS, [even, odd, x, sums],
+            dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
     else:
         return tl.inline_asm_elementwise(
-            """{
-            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
-                {$0, $1, $2, $3}, {$8, $12, $9, $13}, {$16, $17}, {$20, $21, $22, $23};
-            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
-                {$4, $5, $6, $7}, {$10, $14, $11, $15}, {$18, $19}, {$24, $25, $26, $27};
-            }""",
-            "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-            [even, odd, x, sums], dtype=tl.float32, is_pure=True, pack=8,
+            _OF_FP16, _PRODUCTS_OPERANDS, [even, odd, x, sums],
+            dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
 
 
@@ -96,34 +115,7 @@ def _of_lane(sums):
     A lane whose rows are of part 0 keeps the sum of its even row, one of part 1 that of its odd row; a lane's rows are
     of part g % 2.  Column 2 t of the result is part 0 of token t, and column 2 t + 1 is part 1 of it.
     """
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred second;
-        .reg .b32 part;
-        .reg .f32 none, even, odd;
-        mov.u32 part, %laneid;
-        and.b32 part, part, 4;
-        setp.ne.u32 second, part, 0;
-        add.f32 none, $8, $12;
-        add.f32 even, $9, $13;
-        selp.f32 even, even, none, second;
-        add.f32 none, $10, $14;
-        add.f32 odd, $11, $15;
-        selp.f32 odd, odd, none, second;
-        selp.f32 none, even, odd, second;
-        selp.f32 odd, odd, even, second;
-        shfl.sync.bfly.b32 none, none, 4, 31, -1;
-        add.f32 $0, odd, none;
-        mov.f32 $1, 0f00000000;
-        mov.f32 $2, 0f00000000;
-        mov.f32 $3, 0f00000000;
-        mov.f32 $4, 0f00000000;
-        mov.f32 $5, 0f00000000;
-        mov.f32 $6, 0f00000000;
-        mov.f32 $7, 0f00000000;
-        }""",
-        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [sums], dtype=tl.float32, is_pure=False, pack=8,
-    )  # fmt: skip
+    return tl.inline_asm_elementwise(_OF_LANE, _OF_LANE_OPERANDS, [sums], dtype=tl.float32, is_pure=False, pack=8)
 
 
 @triton.jit

@@ -11,6 +11,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx, moves
+
+_ISSUED, _ISSUED_OPERANDS = inline_ptx(
+    "=f zero",
+    """{
+    .reg .pred never;
+    .reg .b32 none;
+    mov.u32 none, %laneid;
+    setp.gt.u32 never, none, 99;
+    bar.red.popc.u32 none, 0, never;
+    cvt.rn.f32.u32 $zero, none;
+    }""",
+)
+
 
 @triton.jit
 def issued():
@@ -18,33 +32,25 @@ def issued():
 
     Add it to the sums before the first product, which then cannot begin earlier.
     """
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred never;
-        .reg .b32 none;
-        mov.u32 none, %laneid;
-        setp.gt.u32 never, none, 99;
-        bar.red.popc.u32 none, 0, never;
-        cvt.rn.f32.u32 $0, none;
-        }""",
-        "=f", [], dtype=tl.float32, is_pure=False, pack=1,
-    )  # fmt: skip
+    return tl.inline_asm_elementwise(_ISSUED, _ISSUED_OPERANDS, [], dtype=tl.float32, is_pure=False, pack=1)
 
 
 def _known(count: int) -> str:
-    """PTX of a barrier that comes after the addresses in $8, $10 and so on have been made; $0 to $7 become zero."""
-    lines = [".reg .pred never;", ".reg .b32 none, all;", "mov.b32 all, $8;"]
-    lines += [f"or.b32 all, all, ${8 + 2 * i};" for i in range(1, count)]
+    """PTX of a barrier that comes after `count` addresses have been made, every second one of a thread's."""
+    lines = [".reg .pred never;", ".reg .b32 none, all;", "mov.b32 all, $address0;"]
+    lines += [f"or.b32 all, all, $address{2 * i};" for i in range(1, count)]
     lines += [
         "setp.eq.u32 never, all, 0xffffffff;",
         "bar.red.popc.u32 none, 0, never;",
-        "cvt.rn.f32.u32 $0, none;",
-        *(f"mov.f32 ${i}, $0;" for i in range(1, 8)),
+        "cvt.rn.f32.u32 $zero0, none;",
+        moves("zero", range(1, 8), "$zero0", "f32"),
     ]
     return "{" + " ".join(lines) + "}"
 
 
-_KNOWN = tl.constexpr({count: _known(count) for count in (1, 2, 4)})
+_KNOWN, _KNOWN_OPERANDS = inline_ptx(
+    "=f zero<8>, r address<8>, r loaded<4>", {count: _known(count) for count in (1, 2, 4)}
+)
 
 
 @triton.jit
@@ -56,6 +62,5 @@ def issued_after(known, loaded, COUNT: tl.constexpr):
     for: the result has the layout of these loads, and without that Triton would make a second barrier for it.
     """
     return tl.inline_asm_elementwise(
-        _KNOWN[COUNT], "=f,=f,=f,=f,=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", [known, loaded],
-        dtype=tl.float32, is_pure=False, pack=8,
-    )  # fmt: skip
+        _KNOWN[COUNT], _KNOWN_OPERANDS, [known, loaded], dtype=tl.float32, is_pure=False, pack=8
+    )

@@ -38,7 +38,7 @@ def begin(
     PADDED: tl.constexpr, EXPERTS: tl.constexpr, WEIGHT: tl.constexpr, UP_TOKENS: tl.constexpr,
     DOWN_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program for each expert, which deals out its pairs; for coded weights then one for each row of X."""
+    """One thread block for each expert, which deals out its pairs; for coded weights then one for each row of X."""
     if tl.program_id(0) < EXPERTS:
         _deal(ids, order, up_tiles, down_tiles, pairs, up_places, down_places, EXPERTS, UP_TOKENS, DOWN_TOKENS, BLOCK)
     else:
@@ -49,7 +49,7 @@ def begin(
 def ready(
     x, to, factor, K: tl.constexpr, PADDED: tl.constexpr, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One program for each row of H."""
+    """One thread block for each row of H."""
     _made_ready(x, to, factor, tl.program_id(0), K, PADDED, WEIGHT, BLOCK)
 
 

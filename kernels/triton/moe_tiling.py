@@ -28,7 +28,7 @@ NAME: Final = "moe_tiles"
 ARCHS: Final = ("sm_80+",)
 LEAST_PAIRS: Final = 128  # of a token and one of its experts: below, moe_decode is what there is to beat
 MOST_PAIRS: Final = 1 << 19  # for each 16 of which the grid has a place
-AT_ONCE: Final = 2048  # ids, or columns, that one program of a small launch looks at, at once
+AT_ONCE: Final = 2048  # ids, or columns, that one thread block of a small launch looks at, at once
 PADDING: Final = 256  # rows that meet coded weights are padded to multiples of it: of the longest step of K
 WEIGHTS: Final = {"bf16": 0, "fp16": 0, "fp8_e4m3": 1, "int4": 2, "mxfp4": 3}  # as the kernels number them
 SCALES: Final = {"none": 0, "tensor": 1, "row": 2, "128x128": 3, "group": 4}
@@ -237,8 +237,8 @@ def compile_candidate(candidate: Candidate, problem: Problem, arch: str) -> None
 def source_hash() -> str:
     """Of what is compiled and how it is launched."""
     here = Path(__file__)
-    files = (here.with_name("coded_weights.py"), here.with_name("moe_tiles.py"), here, here.with_name("moe_launch.py"))
-    return sha256("".join(file.read_text() for file in files).encode()).hexdigest()[:12]
+    names = ("inline_ptx.py", "coded_weights.py", "moe_tiles.py", here.name, "moe_launch.py")
+    return sha256("".join(here.with_name(name).read_text() for name in names).encode()).hexdigest()[:12]
 
 
 def _kernels() -> Any:

@@ -41,6 +41,7 @@ from gemmtuned.kernels.triton.cluster import (
     place_of,
 )
 from gemmtuned.kernels.triton.diagonal import has_diagonal
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
 from gemmtuned.kernels.triton.load_barrier import issued, issued_after
@@ -66,11 +67,10 @@ _TOKENS = tl.constexpr(MAX_M)
 
 
 def _products(dtype: str) -> str:
-    """PTX of the products of eight rows of W ($8 to $15) and 16 rows of X ($16 to $31), over 64 values of K.
+    """PTX of the products of eight rows of W and 16 rows of X, over 64 values of K, added to sums.
 
-    $0 to $7 are the new sums, $32 to $39 those that it is given: four belong to the first eight rows of X, four to the
-    others.  W comes from two loads, of rows 2 (g / 2) and 2 (g / 2) + 1; X from two loads like these for the first
-    eight rows, then from two for the others.
+    Four sums belong to the first eight rows of X, four to the last.  W comes from two loads, of rows 2 (g / 2) (even)
+    and 2 (g / 2) + 1 (odd); X from two loads like these for its first eight rows, and from two for its last.
     """
     lines = [
         ".reg .pred second;",
@@ -81,16 +81,15 @@ def _products(dtype: str) -> str:
         "selp.b32 chosen, 0xeeeeeeee, 0x44444444, second;",  # the third and fourth of four values, or the first two
     ]
     for i in range(4):
-        even, odd = f"${8 + i}", f"${12 + i}"
         lines += [
-            f"selp.b32 other{i}, {even}, {odd}, second;",
+            f"selp.b32 other{i}, $w_even{i}, $w_odd{i}, second;",
             f"shfl.sync.bfly.b32 other{i}, other{i}, 4, 31, -1;",
-            f"selp.b32 own{i}, {odd}, {even}, second;",
+            f"selp.b32 own{i}, $w_odd{i}, $w_even{i}, second;",
         ]
-    for piece, half in itertools.product((0, 2), (0, 1)):
-        sums = [f"${4 * half + i}" for i in range(4)]
-        before = sums if piece else [f"${32 + 4 * half + i}" for i in range(4)]
-        x = [f"${16 + 8 * half + 4 * odd + piece + i}" for i in (0, 1) for odd in (0, 1)]
+    for piece, half in itertools.product((0, 2), ("first", "last")):
+        sums = [f"${half}_new{i}" for i in range(4)]
+        before = sums if piece else [f"${half}_sum{i}" for i in range(4)]
+        x = [f"${half}_{row}{piece + i}" for i in (0, 1) for row in ("even", "odd")]
         w = [f"{of}{piece + i}" for i in (0, 1) for of in ("own", "other")]
         lines.append(
             f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.{dtype}.{dtype}.f32 "
@@ -99,9 +98,12 @@ def _products(dtype: str) -> str:
     return "{" + "\n".join(lines) + "}"
 
 
-_OF_BF16 = tl.constexpr(_products("bf16"))
-_OF_FP16 = tl.constexpr(_products("f16"))
-_PRODUCTS_OPERANDS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 24 + ["f"] * 8))
+_OF_BF16, _OF_FP16, _PRODUCTS_OPERANDS = inline_ptx(
+    "=&f first_new<4>, =&f last_new<4>, r w_even<4>, r w_odd<4>, r first_even<4>, r first_odd<4>, r last_even<4>, "
+    "r last_odd<4>, f first_sum<4>, f last_sum<4>",
+    _products("bf16"),
+    _products("f16"),
+)
 
 
 @triton.jit
@@ -109,18 +111,18 @@ def _grown_by(even, odd, x, at: tl.constexpr, sums):
     """sums + products of eight rows of W and 16 of X (four loads from `at` on)."""
     if even.dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            _OF_BF16, _PRODUCTS_OPERANDS, [even, odd, x[at], x[at + 1], x[at + 2], x[at + 3], sums],
-            dtype=tl.float32, is_pure=False, pack=8,
+            _OF_BF16, _PRODUCTS_OPERANDS,
+            [even, odd, x[at], x[at + 1], x[at + 2], x[at + 3], sums], dtype=tl.float32, is_pure=False, pack=8,
         )  # fmt: skip
     else:
         return tl.inline_asm_elementwise(
-            _OF_FP16, _PRODUCTS_OPERANDS, [even, odd, x[at], x[at + 1], x[at + 2], x[at + 3], sums],
-            dtype=tl.float32, is_pure=False, pack=8,
+            _OF_FP16, _PRODUCTS_OPERANDS,
+            [even, odd, x[at], x[at + 1], x[at + 2], x[at + 3], sums], dtype=tl.float32, is_pure=False, pack=8,
         )  # fmt: skip
 
 
 def _over_parts() -> str:
-    """PTX that leaves a lane eight of its 16 sums ($8 and on), of rows g and 8 + g of X, added up over both parts of K.
+    """PTX that leaves a lane eight of its 16 sums, of rows g and 8 + g of X, added up over both parts of K.
 
     A lane has sums of row 2 (g / 2) and of the row after it, of part g % 2 of K: it gives its neighbour the sums of the
     neighbour's row, and gets those of its own.
@@ -134,26 +136,23 @@ def _over_parts() -> str:
         "setp.ne.u32 second, part, 0;",
     ]
     for i in range(8):
-        even = 8 + i // 2 * 4 + i % 2
+        even = i // 2 * 4 + i % 2
         lines += [
-            f"selp.f32 given, ${even}, ${even + 2}, second;",
+            f"selp.f32 given, $sum{even}, $sum{even + 2}, second;",
             "shfl.sync.bfly.b32 given, given, 4, 31, -1;",
-            f"selp.f32 ${i}, ${even + 2}, ${even}, second;",
-            f"add.f32 ${i}, ${i}, given;",
+            f"selp.f32 $total{i}, $sum{even + 2}, $sum{even}, second;",
+            f"add.f32 $total{i}, $total{i}, given;",
         ]
     return "{" + "\n".join(lines) + "}"
 
 
-_OVER_PARTS = tl.constexpr(_over_parts())
+_OVER_PARTS, _OVER_PARTS_OPERANDS = inline_ptx("=&f total<8>, f sum<16>", _over_parts())
 
 
 @triton.jit
 def _of_lane(a, b):
     """A lane's eight sums: for `a`, then for `b`, tokens g and 8 + g with rows 2 t and 2 t + 1 of W."""
-    return tl.inline_asm_elementwise(
-        _OVER_PARTS, "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f", [a, b],
-        dtype=tl.float32, is_pure=False, pack=8,
-    )  # fmt: skip
+    return tl.inline_asm_elementwise(_OVER_PARTS, _OVER_PARTS_OPERANDS, [a, b], dtype=tl.float32, is_pure=False, pack=8)
 
 
 @triton.jit

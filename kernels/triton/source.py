@@ -50,7 +50,8 @@ class _File:
                     self.compiled.append(node.name)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    self.defined[ast.unparse(target)] = node
+                    for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                        self.defined[ast.unparse(one)] = node
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
                 for alias in node.names:
                     self.imported[alias.asname or alias.name] = ((node.module or "")[len(_PACKAGE) :], alias.name)

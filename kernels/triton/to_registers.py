@@ -22,6 +22,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import PORTABLE_CLUSTER
 from gemmtuned.kernels.arch import filled, has_clusters
 from gemmtuned.kernels.estimates import even_steps, largest
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx, moves
 
 STEP_K: Final = 64  # values of K that a warp takes in a step: 128 bytes of each row
 _WASTE: Final = 1.35  # K, with what the last slice computes (and does not read) beyond its end, over K: at most this
@@ -56,67 +57,66 @@ class Fit:
 
 
 _SEND: Final = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
-_NO_RESULT: Final = tuple(
-    f"mov.u32 ${i}, 0;" for i in range(8)
-)  # an instruction must give a result, and these give none
+_NO_RESULT: Final = moves("none", range(8), "0")  # an instruction must give a result, and these give none
 
 
 def _sends(values: int) -> str:
-    """PTX that sends the first `values` of those in $24 and on to the addresses in $8 and on, in pairs where it can.
+    """PTX that sends the first `values` of a thread's sums to their addresses, in pairs where it can.
 
-    $16 and on are the barriers that count what has come.
+    The barriers count what has come.
     """
-    lines = [f"{_SEND}.v2.f32 [${8 + i}], {{${24 + i}, ${25 + i}}}, [${16 + i}];" for i in range(0, values - 1, 2)]
-    return "\n".join([*(lines or [f"{_SEND}.f32 [$8], $24, [$16];"]), *_NO_RESULT])
+    first = range(0, values - 1, 2)
+    lines = [f"{_SEND}.v2.f32 [$address{i}], {{$sum{i}, $sum{i + 1}}}, [$barrier{i}];" for i in first]
+    return "\n".join([*(lines or [f"{_SEND}.f32 [$address0], $sum0, [$barrier0];"]), _NO_RESULT])
 
 
-_SENDS = tl.constexpr({values: _sends(values) for values in (1, 4, 8)})
+_SENDS, _SENDS_OPERANDS = inline_ptx(
+    "=r none<8>, r address<8>, r barrier<8>, f sum<8>", {values: _sends(values) for values in (1, 4, 8)}
+)
 
 
 @triton.jit
 def send_first(address, barrier, sums, VALUES: tl.constexpr):
     """As cluster.py's `_send`, for the first VALUES of each thread's eight sums: one, or pairs that are neighbours."""
     tl.inline_asm_elementwise(
-        _SENDS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-        [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
-    )  # fmt: skip
+        _SENDS[VALUES], _SENDS_OPERANDS, [address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8
+    )
 
 
 def _keeps(values: int) -> str:
-    """PTX that stores the first `values` of those in $16 and on at the addresses in $8 and on, in pairs."""
-    lines = [f"st.shared.v2.f32 [${8 + i}], {{${16 + i}, ${17 + i}}};" for i in range(0, values, 2)]
-    return "\n".join([*lines, *_NO_RESULT])
+    """PTX that stores the first `values` of a thread's sums at their addresses, in pairs."""
+    lines = [f"st.shared.v2.f32 [$address{i}], {{$sum{i}, $sum{i + 1}}};" for i in range(0, values, 2)]
+    return "\n".join([*lines, _NO_RESULT])
 
 
-_KEEPS = tl.constexpr({values: _keeps(values) for values in (4, 8)})
+_KEEPS, _KEEPS_OPERANDS = inline_ptx(
+    "=r none<8>, r address<8>, f sum<8>", {values: _keeps(values) for values in (4, 8)}
+)
 
 
 @triton.jit
 def keep_first(address, sums, VALUES: tl.constexpr):
     """Put the first VALUES of each thread's eight sums, pairs side by side, into this thread block's memory."""
-    tl.inline_asm_elementwise(
-        _KEEPS[VALUES], "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f", [address, sums],
-        dtype=tl.int32, is_pure=False, pack=8,
-    )  # fmt: skip
+    tl.inline_asm_elementwise(_KEEPS[VALUES], _KEEPS_OPERANDS, [address, sums], dtype=tl.int32, is_pure=False, pack=8)
 
 
 def _sends_kept(warps: int, each: int) -> str:
-    """PTX that waits for all warps, adds up the `each` values that each of them has kept at $8, and sends the sums.
-
-    They go to the address in $16; $24 is the barrier that counts what has come.
-    """
+    """PTX that waits for all warps, adds up the `each` values that each of them has kept, and sends the sums."""
     names = [[f"of{w}_{i}" for i in range(each)] for w in range(warps)]
     kind = ".v2.f32" if each == 2 else ".f32"
     held = ["{" + ", ".join(group) + "}" if each == 2 else group[0] for group in names]
     lines = [f".reg .f32 {', '.join(itertools.chain(*names))};", "bar.sync 0;"]
-    lines += [f"ld.shared{kind} {held[w]}, [$8 + {w * warps * 32 * each * 4}];" for w in range(warps)]
+    lines += [f"ld.shared{kind} {held[w]}, [$kept0 + {w * warps * 32 * each * 4}];" for w in range(warps)]
     lines += [f"add.f32 {names[0][i]}, {names[0][i]}, {names[w][i]};" for w in range(1, warps) for i in range(each)]
-    lines.append(f"{_SEND}{kind} [$16], {held[0]}, [$24];")
-    return "{" + "\n".join([*lines, *_NO_RESULT]) + "}"
+    lines.append(f"{_SEND}{kind} [$address0], {held[0]}, [$barrier0];")
+    return "{" + "\n".join([*lines, _NO_RESULT]) + "}"
 
 
 _WAYS = ((2, 2), (4, 1), (4, 2), (8, 1))  # warps, and sums that each thread sends
-_SENDS_KEPT = tl.constexpr({10 * warps + each: _sends_kept(warps, each) for warps, each in _WAYS})
+_SENDS_KEPT, _SENDS_KEPT_OPERANDS = inline_ptx(
+    "=r none<8>, r kept<8>, r address<8>, r barrier<8>, f sum<8>",
+    {10 * warps + each: _sends_kept(warps, each) for warps, each in _WAYS},
+)
 
 
 @triton.jit
@@ -127,9 +127,8 @@ def send_kept(kept, address, barrier, sums, WARPS: tl.constexpr, EACH: tl.conste
     give the others the layout in which eight values side by side belong to one thread.
     """
     tl.inline_asm_elementwise(
-        _SENDS_KEPT[10 * WARPS + EACH],
-        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f",
-        [kept, address, barrier, sums], dtype=tl.int32, is_pure=False, pack=8,
+        _SENDS_KEPT[10 * WARPS + EACH], _SENDS_KEPT_OPERANDS, [kept, address, barrier, sums],
+        dtype=tl.int32, is_pure=False, pack=8,
     )  # fmt: skip
 
 

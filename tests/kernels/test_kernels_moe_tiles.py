@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,23 @@ def test_architectures_without_e4m3_have_no_such_layer() -> None:
     assert not list(MoeTiles(device=replace(H200, arch="gfx942")).candidates(moe()))
     assert BACKEND.stamps(H200) and not BACKEND.stamps(replace(H200, arch="gfx942", kind="rocm"))
     assert not BACKEND.stamps(Device("cpu-x", "cpu", "x", "x86_64", 2))
+
+
+def test_its_stamp_covers_all_files_that_its_kernels_are_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "triton"
+    shutil.copytree(Path(moe_tiling.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(moe_tiling, "__file__", str(folder / "moe_tiling.py"))
+    first = moe_tiling.source_hash.__wrapped__()
+
+    for file in ("moe_tiles.py", "coded_weights.py", "inline_ptx.py", "moe_tiling.py", "moe_launch.py"):
+        before = (folder / file).read_text()
+        (folder / file).write_text(before + "\n")
+        assert moe_tiling.source_hash.__wrapped__() != first, file
+        (folder / file).write_text(before)
+    (folder / "gemv.py").unlink()
+    assert moe_tiling.source_hash.__wrapped__() == first
 
 
 @pytest.mark.parametrize("config", ["{}", '{"up": "64.16.128.4.4"}', '{"up": "64.16.128.4", "down": "1"}', "[]", "x"])

@@ -187,13 +187,16 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
         return source.kernel_hashes()
 
     first = hashes()
+    in_clusters = {"fragments", "selected", "tiles", "warp_split_k"}
     for name, old, new, changed in (
         ("gemv", "return 64 if arch", "return 32 if arch", set()),
         ("gemv", "total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2", {"gemv"}),
-        ("load_barrier", "known to a thread block", "known", set()),  # a docstring
+        ("load_barrier", "which a thread block has only", "known only", set()),  # a docstring
         ("split_k", "tl.atomic_add", "tl.atomic_max", {"gemv", "tiles", "warp_split_k"}),  # of those that import it
         ("diagonal", "bar.sync 0;", "", {"gemv"}),  # in what a text of PTX is made by
         ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", {"gemv"}),
+        ("cluster", "[$barrier], 0;", "[$barrier], 1;", in_clusters),  # one of two constants made in one statement
+        ("inline_ptx", '",".join(constraints)', '",".join(reversed(constraints))', {"gemv", *in_clusters}),
         (
             "launch",
             "EXCHANGE_PAD: Final = 8",
