@@ -53,7 +53,7 @@ _ENUMS: Final[dict[str, tuple[str, ...]]] = {  # C++ names, in the order of the 
     "Covers": ("EXACT", "FINE", "COARSE"),
     "Scale": (
         "UNSCALED", "PER_TENSOR", "PER_ROW", "BY_1X32", "BY_1X128", "BY_128X128", "BY_1X16", "BY_1X16_TWICE",
-        "BY_1X64",
+        "BY_1X64", "PER_TENSOR_WITH_ZERO", "PER_ROW_WITH_ZERO",
     ),
     "ScaleLayout": (
         "SCALES_BY_ROW", "SCALES_BY_COL", "SCALES_BY_ROW_PADDED", "SCALES_BY_COL_PADDED", "SCALES_SWIZZLED",

@@ -3,11 +3,11 @@
     {"v": 2, "binary": ..., "arguments": ["x.ptr", "w.ptr", "bias.ptr?", "y.ptr", "x.size0", "x.stride0", "w.stride0"],
      "conditions": [["x.stride1", "==", 1], ["x.ptr", "%", 16], ["x.size0", "<=", 64]], "grid": [...], ...}
 
-A record names quantities of operands.  An operand is named by its slot, one of SLOTS: x [M, K], w [N, K], the scales of
-both (with a row for each row or block of rows of the operand, and a column for each block of K), bias [N], c (the whole
-C of addmm), offs [G] (where each group's rows end) and y [M, N].  Batched operands have the batch in front; w of groups
-is [G, N, K].  `b` and `scale_b` are w and scale_w with the last two dimensions exchanged, as torch takes them.  The
-quantities are
+A record names quantities of operands by their slots, SLOTS: x [M, K], w [N, K], the scales of both (a row for each row
+or block of rows of the operand, a column for each block of K), zero_x [M] (X's zero points), sums_w [N] (of W's rows,
+times the zero point where all of X has one), bias [N], c (the whole C of addmm), offs [G] (where each group's rows end)
+and y [M, N].  Batched operands have the batch in front; w of groups is [G, N, K].  `b` and `scale_b` are w and scale_w
+with the last two dimensions exchanged, as torch takes them.  The quantities are
 
     ptr             the address            size<d>, stride<d>      of a dimension, strides in elements
     dim, numel      as torch has them      contiguous              1 or 0
@@ -53,10 +53,10 @@ from typing import Any, Final, NamedTuple
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_OPERATOR_ARGUMENTS
 from gemmtuned.configs.launch_v1 import check_number, converted
-from gemmtuned.configs.problem import MAX_DIM, SCALES, Problem
+from gemmtuned.configs.problem import MAX_DIM, SCALES, ZERO_POINTS, Problem
 
 VERSION: Final = 2
-SLOTS: Final = ("x", "w", "scale_x", "scale_w", "bias", "c", "offs", "y")  # enum Slot of hooks/native/slots.h
+SLOTS: Final = ("x", "w", "scale_x", "scale_w", "zero_x", "sums_w", "bias", "c", "offs", "y")  # Slot of slots.h
 TURNED: Final = {"b": "w", "scale_b": "scale_w"}
 OPERANDS: Final = (*SLOTS[:-1], *TURNED, "alpha", "beta")  # what may be passed to an operator
 WHATS: Final = ("ptr", "size", "stride", "dim", "numel", "contiguous")  # enum What
@@ -265,15 +265,15 @@ _KINDS: Final[dict[str, type[Launch]]] = {
 
 def slots_of(problem: Problem) -> frozenset[str]:
     """Slots of the operands that a call of this problem has, and of its result."""
-    found = {"x", "w", "y"}
-    if problem.bias:
-        found.add("bias")
+    found = {"x", "w", "y", *(("bias",) if problem.bias else ())}
     if problem.family in ("dense_add", "batched_add"):
         found.add("c")
     if problem.family == "grouped":
         found.add("offs")
     if problem.scale != "none" or problem.family == "weight_only":
         found |= {"scale_w"} if problem.scale == "none" else {"scale_x", "scale_w"}
+    if problem.scale in ZERO_POINTS:
+        found |= {"zero_x", "sums_w"} if problem.scale == "row+zero" else {"sums_w"}
     return frozenset(found)
 
 

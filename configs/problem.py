@@ -59,10 +59,11 @@ FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "gr
 LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
-SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor", "1x64")
+ZERO_POINTS: Final = ("tensor+zero", "row+zero")  # of X alone
+SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor", "1x64", *ZERO_POINTS)
 SCALE_LAYOUTS: Final = ("row", "col", "row_padded", "col_padded", "swizzled", "other")
 # The defaults of scales: W's kind for that of X, and the dtype for a kind
-_SCALE_OF_W: Final = {"1x128": "128x128"}
+_SCALE_OF_W: Final = {"1x128": "128x128", "tensor+zero": "tensor", "row+zero": "row"}
 _SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_e4m3"}
 
 MAX_DIM: Final = 2**31 - 1
@@ -80,9 +81,9 @@ class Problem:
     with a full C, or scalars other than 1), scaled and grouped (torch's _scaled_mm and _grouped_mm), moe (fused mixture
     of experts: m tokens, n = k = the model's width), weight_only (X of 16 bits, W of 8 or 4 with scales).
     m, n, k: rows of X, columns of Y, reduction length.  batch: 1 unless the family is batched, or scaled products in a
-    batch.
-    batch of grouped is the number of groups that the m rows of X are dealt out to.
+    batch; of grouped the number of groups that the m rows of X are dealt out to.
     scale, wscale: what one scale of X, of W stands for: the tensor, a row, or a block of that many rows and columns.
+    `tensor+zero`, `row+zero`: X has a zero point for it as well, the code that stands for 0.
     scale_dtype, wscale_dtype: of the scales themselves.  scale_layout, wscale_layout: how block scales lie, as a matrix
     with a row for each row of X or W: `row` and `col` major, `_padded` where a row or column is followed by room,
     `swizzled` (blocks of 32x4x4, as the hardware reads them).
@@ -334,7 +335,7 @@ _CLOSED: Final = {
     "wdtype": tuple(DTYPES),
     "out_dtype": tuple(DTYPES),
     "scale": SCALES,
-    "wscale": SCALES,
+    "wscale": tuple(scale for scale in SCALES if scale not in ZERO_POINTS),
     "scale_dtype": tuple(DTYPES),
     "wscale_dtype": tuple(DTYPES),
     "scale_layout": SCALE_LAYOUTS,

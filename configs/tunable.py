@@ -11,11 +11,12 @@ from typing import Final
 from gemmtuned.configs.problem import Problem
 
 SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
-INT8: Final = ("i8", "i8")  # scaled, too, with one scale a tensor or a row
+INT8: Final = ("i8", "i8")  # scaled, too, with one scale a tensor or a row, and with zero points
 INT_PRODUCT: Final = ("i8", "i8", "i32")  # types of X, W and Y of torch._int_mm
 SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
 GROUPED_SCALED: Final = ("fp8_e4m3", "bf16", "row")  # type of X and W, of Y, and what scales stand for
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
+ZERO_POINTS: Final = (("tensor+zero", "tensor"), ("tensor+zero", "row"), ("row+zero", "row"))  # scales of int8 alone
 WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
 _WITH_WIDENED: Final = ("dense", "batched")
 MOE_TYPES: Final = ("bf16", "fp32", "fp16")
@@ -50,7 +51,7 @@ def can_tune(problem: Problem) -> bool:
         types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
         if p.out_dtype not in SCALED_OUTPUTS or not has_scales(types, scales) or p.batch != 1:
             return False
-        on_cpu = scales in SCALES[:2] or not p.threads  # torch has no blocks of scales there
+        on_cpu = scales in (*SCALES[:2], *ZERO_POINTS) or not p.threads  # torch has no blocks of scales there
         return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
     if p.family == "grouped" and p.scale != "none":
         return is_scaled_grouped(p) and not p.threads
@@ -104,7 +105,7 @@ def is_scaled_grouped(problem: Problem) -> bool:
 
 def has_scales(types: tuple[str, str], scales: tuple[str, str]) -> bool:
     """Whether scaled products of these types of X and W have these scales."""
-    return (types in SCALED_TYPES and scales in SCALES) or (types == INT8 and scales in SCALES[:2])
+    return (types in SCALED_TYPES and scales in SCALES) or (types == INT8 and scales in (*SCALES[:2], *ZERO_POINTS))
 
 
 def widens(problem: Problem) -> bool:

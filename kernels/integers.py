@@ -32,18 +32,24 @@ def int_product(x: Tensor, w: Tensor) -> Tensor:
 
 
 def scaled_int_product(
-    x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """(x * scale_x) @ (w * scale_w).T + bias in dtype, of x [M, K] and w [N, K]; scales: one, or one a row."""
-    sums = int_product(x, w) * scale_w.reshape(1, -1).float() * scale_x.reshape(-1, 1).float()
+    x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype,
+    sums_w: Tensor | None = None, zero_x: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(x * scale_x) @ (w * scale_w).T + bias in dtype, of x [M, K] and w [N, K]; scales: one, or one a row.
+
+    sums_w, zero_x: of int32, for x - zero_x in the place of x: N sums of w's rows, and M zero points, or None where
+    there is one that sums_w is multiplied with already.  What is beyond 32 bits wraps around, as in the product itself.
+    """
+    sums = _whole(x, w, sums_w, zero_x) * scale_w.reshape(1, -1).float() * scale_x.reshape(-1, 1).float()
     return (sums if bias is None else sums + bias).to(dtype)
 
 
 def scaled_int_product_into(
-    out: Tensor, x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None
-) -> Tensor:
-    """The same, bit for bit, into `out` of its dtype: two passes over the sums, or three.  It has no gradient."""
-    sums = int_product(x, w) * scale_w.reshape(1, -1).float()  # each becomes fp32 where it is read
+    out: Tensor, x: Tensor, w: Tensor, scale_x: Tensor, scale_w: Tensor, bias: Tensor | None,
+    sums_w: Tensor | None = None, zero_x: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The same, bit for bit, into `out` of its dtype: two to four passes over the sums.  It has no gradient."""
+    sums = _whole(x, w, sums_w, zero_x) * scale_w.reshape(1, -1).float()  # each becomes fp32 where it is read
     if bias is None:
         return torch.mul(sums, scale_x.reshape(-1, 1).float(), out=out)
     return torch.add(sums.mul_(scale_x.reshape(-1, 1).float()), bias, out=out)
@@ -52,3 +58,11 @@ def scaled_int_product_into(
 def plain_rows(t: Tensor) -> Tensor:
     """Row after row without gaps; `contiguous()` leaves the strides of sides of one element as they are."""
     return t if t.stride() == (t.shape[1], 1) else t.clone(memory_format=torch.contiguous_format)
+
+
+def _whole(x: Tensor, w: Tensor, sums_w: Tensor | None, zero_x: Tensor | None) -> Tensor:
+    sums = int_product(x, w)
+    if sums_w is None:
+        return sums
+    of_w = sums_w.reshape(1, -1)
+    return sums - of_w if zero_x is None else sums.addcmul(zero_x.reshape(-1, 1), of_w, value=-1)

@@ -7,7 +7,7 @@ namespace gemmtuned {
 enum Family : uint8_t { DENSE, BATCHED, DENSE_ADD, BATCHED_ADD, SCALED, GROUPED, MOE, WEIGHT_ONLY };
 enum Math : uint8_t { IEEE, TF32, BF16_INSIDE, REDUCED };
 enum Covers : uint8_t { EXACT, FINE, COARSE };
-enum Scale : uint8_t { UNSCALED, PER_TENSOR, PER_ROW, BY_1X32, BY_1X128, BY_128X128, BY_1X16, BY_1X16_TWICE, BY_1X64 };
+enum Scale : uint8_t { UNSCALED, PER_TENSOR, PER_ROW, BY_1X32, BY_1X128, BY_128X128, BY_1X16, BY_1X16_TWICE, BY_1X64, PER_TENSOR_WITH_ZERO, PER_ROW_WITH_ZERO };
 enum ScaleLayout : uint8_t { SCALES_BY_ROW, SCALES_BY_COL, SCALES_BY_ROW_PADDED, SCALES_BY_COL_PADDED, SCALES_SWIZZLED, SCALES_OTHERWISE };
 constexpr uint32_t kChainM = 256;  // m of a batch-invariant problem, whatever was called
 constexpr uint8_t kOpaque = 4;  // packing

@@ -12,7 +12,19 @@ using at::Tensor;
 
 // Order of SLOTS in configs/launch.py. W and its scale lie here as torch takes them, [K, N]: hooks/native/launches.py
 // exchanges the dimensions of a record, in which they are [N, K].
-enum Slot : uint8_t { SLOT_X, SLOT_W, SLOT_SCALE_X, SLOT_SCALE_W, SLOT_BIAS, SLOT_C, SLOT_OFFS, SLOT_Y, SLOT_COUNT };
+enum Slot : uint8_t {
+  SLOT_X,
+  SLOT_W,
+  SLOT_SCALE_X,
+  SLOT_SCALE_W,
+  SLOT_ZERO_X,
+  SLOT_SUMS_W,
+  SLOT_BIAS,
+  SLOT_C,
+  SLOT_OFFS,
+  SLOT_Y,
+  SLOT_COUNT
+};
 
 struct Slots {
   std::array<const Tensor*, SLOT_COUNT> t{};  // null where the call has none

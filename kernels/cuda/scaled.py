@@ -7,32 +7,41 @@ from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import Condition
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import ZERO_POINTS, Problem
 from gemmtuned.kernels.own_kernel import rows_apart
 
 KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128", "128x128"): "BLOCK"}
+WITH_ZERO: Final = {  # of int8 alone
+    ("tensor+zero", "tensor"): "TENSOR", ("tensor+zero", "row"): "W_ROW", ("row+zero", "row"): "ROW",
+}  # fmt: skip
 OUTPUTS: Final = {"bf16": "bf16", "fp16": "f16"}
 STEP_K: Final = 128  # of K: bytes of a row that are read together, and as far as a scale of a block holds
 K_MULTIPLE: Final = 16  # loads and copies of 16 bytes; also what the leading dimensions must be a multiple of
 MAX_K_INT8: Final = (1 << 17) - 16  # products of -128 by -128 add up to less than 2^31
+MAX_K_ZERO: Final = 1 << 16  # those of -128 by -255, a code less a zero point, as well
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 
 
 def check(problem: Problem, name: str, max_m: int, types: Sequence[str] = ("fp8_e4m3",)) -> None:
     """Raise CandidateFailed unless it is one of these types by itself into bf16 or fp16, scales of KINDS, up to max_m.
 
-    name: of the kernel, for the message.  int8 has no blocks of scales, and no more K than sums of 32 bits hold.
+    name: of the kernel, for the message.  int8 has no blocks of scales, and no more K than sums of 32 bits hold; it
+    alone has zero points.
     """
     p = problem
+    has_zero = p.scale in ZERO_POINTS
     if p.family != "scaled" or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1:
         raise CandidateFailed(f"{p} {name}: it runs scaled problems of layout nt with plain weights")
     if p.dtype != p.wdtype or p.dtype not in types or p.out_dtype not in OUTPUTS:
         known = " and ".join(f"{one} by {one}" for one in types)
         raise CandidateFailed(f"{p} {name}: it runs {known} into {' or '.join(OUTPUTS)}")
-    if p.dtype == "i8" and (p.scale == "1x128" or p.k > MAX_K_INT8):
-        raise CandidateFailed(f"{p} {name}: of int8 it runs scales of rows and tensors, and K up to {MAX_K_INT8}")
-    if (p.scale, p.wscale) not in KINDS or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
-        kinds = ", ".join(f"{x} by {w}" for x, w in KINDS)
+    most = MAX_K_ZERO if has_zero else MAX_K_INT8
+    if p.dtype == "i8" and (p.scale == "1x128" or p.k > most):
+        raise CandidateFailed(f"{p} {name}: of int8 it runs scales of rows and tensors, and K up to {most}")
+    if has_zero and p.dtype != "i8":
+        raise CandidateFailed(f"{p} {name}: it has zero points of int8 alone")
+    if kind_of(p) is None or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
+        kinds = ", ".join(f"{x} by {w}" for x, w in (*KINDS, *WITH_ZERO))
         raise CandidateFailed(f"{p} {name}: its scales are fp32 and {kinds}")
     if p.scale == "1x128" and not (p.scale_layout.startswith(("row", "col")) and p.wscale_layout.startswith("row")):
         raise CandidateFailed(f"{p} {name}: scales of X lie in rows or columns, of W in rows of K")
@@ -40,29 +49,61 @@ def check(problem: Problem, name: str, max_m: int, types: Sequence[str] = ("fp8_
         raise CandidateFailed(f"{p} {name}: it runs M up to {max_m} and K in multiples of {K_MULTIPLE} up to {_MAX_K}")
 
 
+def kind_of(problem: Problem) -> str | None:
+    """What the sources call its scales; None for what none of our kernels has."""
+    return (KINDS | WITH_ZERO).get((problem.scale, problem.wscale))
+
+
+def zero_of(problem: Problem) -> int:
+    """What the sources call its zero points: 0 none, 1 one for all of X, 2 one a row."""
+    return ("tensor+zero", "row+zero").index(problem.scale) + 1 if problem.scale in ZERO_POINTS else 0
+
+
+def zero_defines(zero: int) -> dict[str, str | int]:
+    """What the sources say of zero points; zero: as zero_of."""
+    of, its = (", const int* zx, const int* zero_sums", ", zx, zero_sums") if zero else ("", "")
+    return {"ZERO": zero, "OF_ZERO": of, "ITS_ZERO": its}
+
+
 def by_token(problem: Problem) -> bool:
     """Whether scales of X, of blocks, lie with those of a token next to each other; else with those of a step of K."""
     return problem.scale == "1x128" and problem.scale_layout.startswith("row") and problem.m > 1
 
 
-def arguments(kind: str, *, bias: bool, by_token: bool) -> tuple[str, ...]:
-    """Of a kernel with the parameters x, w, bias, sx, sw, y, m, and the distances between rows of x, w, sx and sw."""
+def arguments(kind: str, *, bias: bool, by_token: bool, zero: int = 0) -> tuple[str, ...]:
+    """Of a kernel with the parameters x, w, bias, sx, sw, y, m, and the distances between rows of x, w, sx and sw.
+
+    zero: as zero_of; with it zero points and sums come behind sw.
+    """
     of_x = "scale_x.stride0" if by_token else "scale_x.stride1"
     apart = (of_x, "scale_w.stride0") if kind == "BLOCK" else ("null", "null")
     of_bias = ("bias.ptr",) if bias else ()
+    of_zero = ((), ("null", "sums_w.ptr"), ("zero_x.ptr", "sums_w.ptr"))[zero]
     return (
-        "x.ptr", "w.ptr", *of_bias, "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0", *apart,
+        "x.ptr", "w.ptr", *of_bias, "scale_x.ptr", "scale_w.ptr", *of_zero, "y.ptr",
+        "x.size0", "x.stride0", "w.stride0", *apart,
     )  # fmt: skip
 
 
-def conditions(kind: str, m: int, n: int, k: int, *, bias: bool, by_token: bool) -> tuple[Condition, ...]:
+def conditions(
+    kind: str, m: int, n: int, k: int, *, bias: bool, by_token: bool, zero: int = 0
+) -> tuple[Condition, ...]:  # fmt: skip
     """What such a kernel takes: at most m rows of X without gaps, scales of this kind for all of N and K."""
-    return (*rows_apart(("x", "w", *(("bias",) if bias else ())), K_MULTIPLE, m), *_of_scales(kind, n, k, by_token))
+    found = (*rows_apart(("x", "w", *(("bias",) if bias else ())), K_MULTIPLE, m), *_of_scales(kind, n, k, by_token))
+    per_line = (("sums_w", "w"), ("zero_x", "x"))[:zero]
+    return (
+        *found,
+        *(Condition(f"{name}.numel", "==", f"{of}.size0") for name, of in per_line),
+        *(Condition(f"{name}.contiguous", "==", 1) for name, _ in per_line),
+    )
 
 
 def _of_scales(kind: str, n: int, k: int, by_token: bool) -> tuple[Condition, ...]:
     if kind == "TENSOR":
         return tuple(Condition(f"scale_{side}.numel", "==", 1) for side in "xw")
+    if kind == "W_ROW":
+        of_w = (Condition("scale_w.dim", "==", 2), Condition("scale_w.numel", "==", "w.size0"))
+        return (Condition("scale_x.numel", "==", 1), *of_w, Condition("scale_w.contiguous", "==", 1))
     found = [Condition(f"scale_{side}.dim", "==", 2) for side in "xw"]
     found.append(Condition("scale_x.size0", "==", "x.size0"))
     if kind == "ROW":

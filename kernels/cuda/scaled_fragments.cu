@@ -19,13 +19,18 @@
 //   TENSOR  sx[0] and sw[0]
 //   ROW     sx[token] and sw[row of W]
 //   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]; where BY_TOKEN is 1, sx[token * ldsx + step]
+//   W_ROW   sx[0] and sw[row of W]
+// Of int8, zero points are subtracted from whole sums, before the scales: where ZERO is 2, zx[token] * sums[row of W];
+// where it is 1, sums[row of W], which one zero point is multiplied into.
 //
 // scaled_fragments.py defines N, K (a multiple of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
-// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), BY_TOKEN, INT8, BIAS, NAME, CLUSTER and,
-// in place of OF_THIS_TYPE, `pair_of` and `value`. NVRTC compiles this without any header but its part. PTX ISA 7.8.
+// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), BY_TOKEN, INT8, ZERO, BIAS, NAME, CLUSTER,
+// OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `pair_of` and `value`. NVRTC
+// compiles this without any header but its part. PTX ISA 7.8.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
+#define W_ROW 3
 typedef unsigned int u32;
 typedef unsigned long long u64;
 #if INT8
@@ -152,12 +157,23 @@ __device__ __forceinline__ void grow(Sum (&sums)[CHAINS][BLOCKS][SIDES][4], cons
   }
 }
 
-struct Factors { float sx, sw, bias; };  // of one value of Y
-__device__ __forceinline__ Factors factors_of(int value, const char* bias, const float* sx, const float* sw, int tile, int m) {
+struct Factors {  // of one value of Y
+  float sx, sw, bias;
+#if ZERO
+  u32 less;  // zero point by sum of W's row, whose bits beyond 32 are those that the sum lacks
+#endif
+};
+__device__ __forceinline__ Factors factors_of(int value, const char* bias, const float* sx, const float* sw OF_ZERO, int tile,
+                                              int m) {
   Factors f = {1.f, 1.f, 0.f};
   const int token = min(value / ROWS, m - 1), row = min(tile * ROWS + value % ROWS, N - 1);
   if (SCALES == TENSOR) f.sx = sx[0], f.sw = sw[0];
   if (SCALES == ROW) f.sx = sx[token], f.sw = sw[row];
+  if (SCALES == W_ROW) f.sx = sx[0], f.sw = sw[row];
+#if ZERO
+  f.less = (u32)zero_sums[row];
+  if (ZERO == 2) f.less *= (u32)zx[token];
+#endif
 #if BIAS
   f.bias = ::value(((const unsigned short*)bias)[row]);
 #endif
@@ -166,6 +182,9 @@ __device__ __forceinline__ Factors factors_of(int value, const char* bias, const
 __device__ __forceinline__ void store(char* y, int i, int tile, int m, Sum whole, const Factors& f) {
   const int token = i / ROWS, row = tile * ROWS + i % ROWS;
   if (row >= N || token >= m) return;
+#if ZERO
+  whole = (Sum)((u32)whole - f.less);
+#endif
   float sum = (float)whole * f.sw * f.sx;
 #if BIAS
   sum += f.bias;
@@ -178,7 +197,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
 #if BIAS
          const char* bias,
 #endif
-         const float* sx, const float* sw, char* y, int m, int ldx, int ldw, int ldsx, int ldsw) {
+         const float* sx, const float* sw OF_ZERO, char* y, int m, int ldx, int ldw, int ldsx, int ldsw) {
 #if !BIAS
   const char* bias = nullptr;
 #endif
@@ -214,7 +233,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   Factors mine[OWN];
 #pragma unroll
   for (int i = 0; i < OWN; i++)
-    mine[i] = factors_of(min(part * EACH + thread + i * THREADS, VALUES - 1), bias, sx, sw, tile, m);
+    mine[i] = factors_of(min(part * EACH + thread + i * THREADS, VALUES - 1), bias, sx, sw ITS_ZERO, tile, m);
   if (PARTS > 1) {
     if (thread == 0) {
       const int own = min(max(VALUES - part * EACH, 0), EACH);

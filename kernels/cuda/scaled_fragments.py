@@ -1,8 +1,8 @@
 """8-bit operands straight into the registers that the tensor core multiplies, with scales, M up to 16.
 
 scaled_fragments.cu runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor or a row; fp8
-also with one for each block of 128.  Sums of fp8 are of fp32, so it serves problems that allow shorter sums and those
-that do not; those of int8 are whole numbers of 32 bits.
+also with one for each block of 128, int8 with zero points of X.  Sums of fp8 are of fp32, so it serves problems that
+allow shorter sums and those that do not; those of int8 are whole numbers of 32 bits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScaledFragments:
     kind: of scales, as the source names them.  rows: of W, of a thread block.  tokens: of X, that it holds.  parts: of
     K, as many thread blocks as a cluster has.  warps: that share the steps of K.  ahead: steps on their way.  resident:
     thread blocks that a multiprocessor holds at least, by which the compiler limits registers.  int8: X and W.
-    by_token: how scales of X lie (scaled.py).
+    by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
     """
 
     m: int
@@ -66,6 +66,7 @@ class ScaledFragments:
     resident: int
     int8: bool = False
     by_token: bool = False
+    zero: int = 0
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -97,9 +98,10 @@ class ScaledFragments:
         return KernelLaunch(
             shared=self.shared, threads=32 * self.warps, cluster=self.parts,
             grid=(Axis("w.size0", self.rows), Axis("", 1), Axis("", 1)),
-            arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token),
+            arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero),
             conditions=scaled.conditions(
-                self.kind, min(self.m, self.tokens), self.n, self.k, bias=self.bias, by_token=self.by_token
+                self.kind, min(self.m, self.tokens), self.n, self.k, bias=self.bias, by_token=self.by_token,
+                zero=self.zero,
             ),
         )  # fmt: skip
 
@@ -108,7 +110,8 @@ class ScaledFragments:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "PARTS": self.parts,
             "WARPS": self.warps, "AHEAD": self.ahead, "RESIDENT": self.resident, "SCALES": self.kind,
-            "BY_TOKEN": int(self.by_token), "INT8": int(self.int8), "BIAS": int(self.bias), "NAME": NAME,
+            "BY_TOKEN": int(self.by_token), "INT8": int(self.int8), **scaled.zero_defines(self.zero),
+            "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
@@ -173,8 +176,12 @@ def _config_of(one: ScaledFragments) -> dict[str, int]:
 
 def _configured(problem: Problem, **config: int) -> ScaledFragments:
     p = problem
-    int8, by_token, kind = p.dtype == "i8", scaled.by_token(p), KINDS[p.scale, p.wscale]
-    return ScaledFragments(p.m, p.n, p.k, p.bias, p.out_dtype, kind, **config, int8=int8, by_token=by_token)
+    kind = scaled.kind_of(p)
+    assert kind is not None, "check has let it through"
+    return ScaledFragments(
+        p.m, p.n, p.k, p.bias, p.out_dtype, kind, **config, int8=p.dtype == "i8", by_token=scaled.by_token(p),
+        zero=scaled.zero_of(p),
+    )  # fmt: skip
 
 
 def estimate_us(one: ScaledFragments, units: int) -> float:
@@ -206,6 +213,8 @@ def _samples() -> Iterator[str]:
         for kind in KINDS.values():
             yield ScaledFragments(16, 64, 1024, True, out, kind, 8, 16, 2, 2, 2, 1).source()
         yield ScaledFragments(16, 64, 1024, True, out, "ROW", 8, 16, 2, 2, 2, 1, int8=True).source()
+        for zero, kind in ((1, "W_ROW"), (2, "ROW")):
+            yield ScaledFragments(16, 64, 1024, True, out, kind, 8, 16, 2, 2, 2, 1, int8=True, zero=zero).source()
         yield ScaledFragments(16, 64, 1024, True, out, "BLOCK", 8, 16, 2, 2, 2, 1, by_token=True).source()
 
 

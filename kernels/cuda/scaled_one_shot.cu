@@ -13,14 +13,19 @@
 //   ROW     sx[token] and sw[row of W]
 //   BLOCK   sx[step * ldsx + token] and sw[row of W / 128 * ldsw + step]; where BY_TOKEN is 1, sx[token * ldsx + step].
 //           PROMOTED is 1
+//   W_ROW   sx[0] and sw[row of W]
+// Of int8, zero points are subtracted from whole sums, before the scales: where ZERO is 2, zx[token] * sums[row of W];
+// where it is 1, sums[row of W], which one zero point is multiplied into.
 //
 // scaled_one_shot.py defines N, K (a multiple of 16), ROWS, PARTS, DEPTH, TOKENS (a multiple of 16), GROUPS (of 64
-// tokens), HALVES, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, BIAS, NAME, CLUSTER and, in place of
-// OF_THIS_TYPE, `mma`, `pair_of` and `value`. NVRTC compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
+// tokens), HALVES, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO, BIAS, NAME, CLUSTER,
+// OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `mma`, `pair_of` and `value`.
+// NVRTC compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
 // K-major, rows of 128 bytes, swizzled by 128.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
+#define W_ROW 3
 typedef unsigned int u32;
 typedef unsigned long long u64;
 #if INT8  // what a sum is, and what four are together and in PTX
@@ -134,12 +139,17 @@ __device__ __forceinline__ void load(const Copies& my, const char* w, const char
 __device__ __forceinline__ void ask_for(const void* at) {  // what is read at the very end
   asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
 }
-__device__ __forceinline__ void store(char* y, const char* bias, const float* sx, const float* sw, int token, int row,
+__device__ __forceinline__ void store(char* y, const char* bias, const float* sx, const float* sw OF_ZERO, int token, int row,
                                       int m, Sum sum, Sum of_next) {  // of this row and the next one
   if (row >= N || token >= m) return;
+#if ZERO  // in bits of 32, for what a product has beyond them the sum lacks as well
+  const u32 zero = ZERO == 2 ? (u32)zx[token] : 1;
+  sum = (Sum)((u32)sum - zero * (u32)zero_sums[row]), of_next = (Sum)((u32)of_next - zero * (u32)zero_sums[row + 1]);
+#endif
   float first = (float)sum, second = (float)of_next;
   if (SCALES == TENSOR) first = first * sw[0] * sx[0], second = second * sw[0] * sx[0];
   if (SCALES == ROW) first = first * sw[row] * sx[token], second = second * sw[row + 1] * sx[token];
+  if (SCALES == W_ROW) first = first * sw[row] * sx[0], second = second * sw[row + 1] * sx[0];
 #if BIAS
   first += value(((const unsigned short*)bias)[row]), second += value(((const unsigned short*)bias)[row + 1]);
 #endif
@@ -151,7 +161,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 #if BIAS
          const char* bias,
 #endif
-         const float* sx, const float* sw, char* y, int m, int ldx, int ldw, int ldsx, int ldsw) {
+         const float* sx, const float* sw OF_ZERO, char* y, int m, int ldx, int ldw, int ldsx, int ldsw) {
 #if !BIAS
   const char* bias = nullptr;
 #endif
@@ -168,7 +178,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   const int first_token = blockIdx.y * TOKENS;
   w += (u64)tile * ROWS * ldw + first_step * 128, x += (u64)first_token * ldx + first_step * 128;
   const int next_token = BY_TOKEN ? ldsx : 1, next_step = BY_TOKEN ? 1 : ldsx;  // how far their scales of X are
-  sx += SCALES == TENSOR ? 0 : (long long)first_token * next_token;
+  sx += SCALES == TENSOR || SCALES == W_ROW ? 0 : (long long)first_token * next_token;
+#if ZERO == 2
+  zx += first_token;
+#endif
   y += (u64)first_token * N * 2, m = min(m - first_token, TOKENS);
   const int from = thread / 8;
   Copies my;
@@ -190,8 +203,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   if (SCALES != BLOCK || BIAS) {  // lines of 128 bytes, while the first step comes in
     const int row = min(tile * ROWS + thread * 32, N - 1);
     if (SCALES == TENSOR && thread == 0) ask_for(sw), ask_for(sx);
-    if (SCALES == ROW && thread <= ROWS / 32) ask_for(sw + row);
+    if (SCALES == W_ROW && thread == 0) ask_for(sx);
+    if ((SCALES == ROW || SCALES == W_ROW) && thread <= ROWS / 32) ask_for(sw + row);
     if (SCALES == ROW && thread <= TOKENS / 32) ask_for(sx + min(thread * 32, m - 1));
+#if ZERO
+    if (thread <= ROWS / 32) ask_for(zero_sums + row);
+    if (ZERO == 2 && thread <= TOKENS / 32) ask_for(zx + min(thread * 32, m - 1));
+#endif
 #if BIAS
     if (thread <= ROWS / 32) ask_for(bias + row * 2);
 #endif
@@ -295,7 +313,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   if (PARTS == 1) {
 #pragma unroll
     for (int i = 0; i < MINE / 4; i++)
-      store(y, bias, sx, sw, token_warp * 16 + i % 2 * 8 + token, row + half * MINE + i / 2 * 8, m, sums[i * 2],
+      store(y, bias, sx, sw ITS_ZERO, token_warp * 16 + i % 2 * 8 + token, row + half * MINE + i / 2 * 8, m, sums[i * 2],
             sums[i * 2 + 1]);
     return;
   }
@@ -324,7 +342,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
       sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
     }
     const int unit = part * EACH + i, tokens = unit / (ROWS / 8) * 16 + token, rows = row + unit % (ROWS / 8) * 8;
-    store(y, bias, sx, sw, tokens, rows, m, sum.x, sum.y);
-    store(y, bias, sx, sw, tokens + 8, rows, m, sum.z, sum.w);
+    store(y, bias, sx, sw ITS_ZERO, tokens, rows, m, sum.x, sum.y);
+    store(y, bias, sx, sw ITS_ZERO, tokens + 8, rows, m, sum.z, sum.w);
   }
 }

@@ -1,9 +1,10 @@
 """One shot for 8-bit operands with scales, M up to 256 on sm_90 (scaled_one_shot.cu).
 
 Runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor or one a row; fp8 also with one
-for each block of 128.  Products of fp8 are summed up in fp32 every 128 of K; only where the problem allows the tensor
-core's shorter sums (`math_mode` is `reduced`) and a tile has more rows than there are registers for two sums, they are
-not.  Sums of int8 are whole numbers of 32 bits; it is offered from M = 9 on, for fewer scaled_fragments.py is.
+for each block of 128, int8 with zero points of X.  Products of fp8 are summed up in fp32 every 128 of K; only where the
+problem allows the tensor core's shorter sums (`math_mode` is `reduced`) and a tile has more rows than there are
+registers for two sums, they are not.  Sums of int8 are whole numbers of 32 bits; it is offered from M = 9 on, for fewer
+scaled_fragments.py is.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class ScaledOneShot:
 
     kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
     tile.  parts: of K, as many thread blocks as a cluster has.  tokens: of X, in a tile.  halves: warp groups that
-    share the rows.  int8: X and W.  by_token: how scales of X lie (scaled.py).
+    share the rows.  int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
     """
 
     m: int
@@ -88,6 +89,7 @@ class ScaledOneShot:
     halves: int
     int8: bool = False
     by_token: bool = False
+    zero: int = 0
 
     @property
     def at_once(self) -> tuple[int, ...]:
@@ -153,9 +155,9 @@ class ScaledOneShot:
         return KernelLaunch(
             shared=self.shared, threads=32 * self.warps, cluster=self.parts,
             grid=(Axis("w.size0", self.rows), Axis("x.size0", self.tokens), Axis("", 1)),
-            arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token),
+            arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero),
             conditions=scaled.conditions(
-                self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token
+                self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token, zero=self.zero
             ),
         )  # fmt: skip
 
@@ -164,7 +166,7 @@ class ScaledOneShot:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "PARTS": self.parts, "DEPTH": self.depth,
             "TOKENS": self.tokens, "GROUPS": self.groups, "HALVES": self.halves, "SCALES": self.kind,
-            "PROMOTED": int(self.promoted), "INT8": int(self.int8),
+            "PROMOTED": int(self.promoted), "INT8": int(self.int8), **scaled.zero_defines(self.zero),
             "BY_TOKEN": int(self.by_token), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
@@ -235,7 +237,8 @@ def _config_of(one: ScaledOneShot) -> dict[str, int]:
 
 def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves: int) -> ScaledOneShot | None:
     """None for what is no configuration, or does not fit into shared memory or registers."""
-    p, kind, int8 = problem, KINDS[problem.scale, problem.wscale], problem.dtype == "i8"
+    p, kind, int8 = problem, scaled.kind_of(problem), problem.dtype == "i8"
+    assert kind is not None, "check has let it through"
     # also where the problem allows the tensor core's own sums: promotion costs little, and torch's kernel, which the
     # gate compares with, may promote as well; only what would spill registers goes without
     promoted = not int8 and (kind == "BLOCK" or p.math_mode != "reduced" or rows // halves <= MAX_PROMOTED)
@@ -248,8 +251,9 @@ def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves:
     if int8 and rows // halves > MAX_INT8:
         return None
     one = ScaledOneShot(
-        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves, int8, scaled.by_token(p)
-    )
+        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves, int8, scaled.by_token(p),
+        scaled.zero_of(p),
+    )  # fmt: skip
     if one.groups * halves > MAX_GROUPS or one.fitting < min(one.most, _LEAST_DEPTH):
         return None
     return one
@@ -283,6 +287,8 @@ def _samples() -> Iterator[str]:
         for kind in KINDS.values():
             yield ScaledOneShot(64, 64, 1024, True, out, kind, kind == "BLOCK", 8, 2, 64, 1).source()
         yield ScaledOneShot(64, 64, 1024, True, out, "ROW", False, 40, 2, 64, 1, int8=True).source()
+        for zero, kind in ((1, "W_ROW"), (2, "ROW")):
+            yield ScaledOneShot(64, 64, 1024, True, out, kind, False, 40, 2, 64, 1, int8=True, zero=zero).source()
         yield ScaledOneShot(64, 64, 1024, True, out, "BLOCK", True, 8, 2, 64, 1, by_token=True).source()
 
 

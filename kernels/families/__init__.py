@@ -1,9 +1,10 @@
 """All families: those in the files of this folder, and those that other packages offer.
 
 A file here has a tuple FAMILIES.  WITH_SCALES has the families that replace those of the same name for problems with
-scales, which are additional operands, INTO_INTEGERS those for products of int8 into int32, which nothing rounds.
-Another package registers its family under the entry point group `gemmtuned.families`, with the name `package.family`: a
-name with a dot is never one of ours.  Only `add_others` imports other packages; workers call it, programs never do.
+scales, which are additional operands, WITH_ZERO_POINTS those for problems with zero points as well, INTO_INTEGERS those
+for products of int8 into int32, which nothing rounds.  Another package registers its family under the entry point group
+`gemmtuned.families`, with the name `package.family`: a name with a dot is never one of ours.  Only `add_others` imports
+other packages; workers call it, programs never do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pkgutil import iter_modules
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.problem import OTHERS_FAMILY, Problem
+from gemmtuned.configs.problem import OTHERS_FAMILY, ZERO_POINTS, Problem
 from gemmtuned.configs.tunable import INT_PRODUCT
 from gemmtuned.kernels import other_packages
 from gemmtuned.kernels.families.base import Family
@@ -29,6 +30,7 @@ def _built_in(tuples: str) -> Iterator[Family]:
 
 FAMILIES: Final[dict[str, Family]] = {family.name: family for family in _built_in("FAMILIES")}
 WITH_SCALES: Final[dict[str, Family]] = {family.name: family for family in _built_in("WITH_SCALES")}
+WITH_ZERO_POINTS: Final[dict[str, Family]] = {family.name: family for family in _built_in("WITH_ZERO_POINTS")}
 INTO_INTEGERS: Final[dict[str, Family]] = {family.name: family for family in _built_in("INTO_INTEGERS")}
 
 
@@ -47,14 +49,16 @@ def _objection(family: Family) -> str:
 
 def tunable(device_kind: str) -> tuple[str, ...]:
     """What this version can tune on such a device, as texts of Problem.operands; other calls are only counted."""
-    families = (*FAMILIES.values(), *WITH_SCALES.values(), *INTO_INTEGERS.values())
+    families = (*FAMILIES.values(), *WITH_SCALES.values(), *WITH_ZERO_POINTS.values(), *INTO_INTEGERS.values())
     return tuple(kind for family in families for kind in family.tunable(device_kind))
 
 
 def family_of(problem: Problem) -> Family:
     """The family that makes this problem's inputs. Raises CandidateFailed when there is none, or it cannot."""
     family = FAMILIES.get(problem.family)
-    if problem.scale != "none":
+    if problem.scale in ZERO_POINTS:
+        family = WITH_ZERO_POINTS.get(problem.family)
+    elif problem.scale != "none":
         family = WITH_SCALES.get(problem.family, family)
     elif (problem.dtype, problem.wdtype, problem.out_dtype) == INT_PRODUCT:
         family = INTO_INTEGERS.get(problem.family, family)

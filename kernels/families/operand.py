@@ -17,7 +17,7 @@ from gemmtuned.kernels.kernel import Kernel
 # What one scale stands for: values of a row (or column) of the operand's result axis, and of K; None is all of them
 SCALED_BLOCKS: Final[dict[str, tuple[int | None, int | None]]] = {
     "tensor": (None, None), "row": (1, None), "1x128": (1, 128), "128x128": (128, 128),
-    "1x32": (1, 32), "1x64": (1, 64),
+    "1x32": (1, 32), "1x64": (1, 64), "tensor+zero": (None, None), "row+zero": (1, None),
 }  # fmt: skip
 _REDUCED: Final = "ki"  # axes that are summed up
 _IN_BYTES: Final = {"i4": 2, "fp4_e2m1": 2, "e8m0": 1}  # of raw operands: numbers in a byte
@@ -35,6 +35,7 @@ class Operand:
     added: to the product.  result: what the call gives.  index: it says where, not how much.  bent: the result is not
     in proportion to it.  of_sums: what it multiplies are sums of products, and the sign of one near 0 is not clear.
     raw: numbers of 4 bits lie in it two a byte of K, and scales of powers of two as bytes: no number can be read off.
+    only: what a scale of X stands for in problems that have it, where others have not.
     """
 
     name: str
@@ -50,12 +51,13 @@ class Operand:
     bent: bool = False
     of_sums: bool = False
     raw: bool = False
+    only: str = ""
 
     def is_in(self, problem: Problem) -> bool:
         """Whether the problem has it."""
         if self.scale_of and (problem.wscale if self.weight else problem.scale) == "none":
             return False
-        return problem.bias or not self.optional
+        return (problem.bias or not self.optional) and self.only in ("", problem.scale)
 
     def has_codes(self, t: Tensor) -> bool:
         """Whether t, this operand, is of bytes that are no numbers by themselves."""

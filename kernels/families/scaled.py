@@ -3,8 +3,8 @@
 Y = (X * scale_x) @ (W * scale_w).T + bias, rounded once; scales are fp32 and multiply.  Where the problem does not
 allow the tensor core's shorter sums (math_mode is not `reduced`; use_fast_accum=False), they are told by `one_sign`:
 each of their roundings is towards zero, so on numbers of one sign they add up to some per cent, on others they do not.
-int8 has one scale a tensor or a row; torch multiplies it exactly and the scales follow.  Sizes that torch refuses with
-blocks of 128, one row of X among them, it multiplies as copies that it takes.
+int8 has one scale a tensor or a row (with zero points: zero_points.py); torch multiplies it exactly and the scales
+follow.  Sizes that torch refuses with blocks of 128, one row of X among them, it multiplies as copies that it takes.
 
 Kinds of inputs beside those of base.py, which are quantised as programs do it, by the largest number of a block:
     one_sign   neither X nor W has a negative number; only where shorter sums are not allowed
@@ -69,7 +69,7 @@ class Scaled(Family):
     def kinds(self, problem: Problem) -> tuple[str, ...]:
         """As Family.kinds."""
         slow = ("one_sign",) if problem.math_mode != "reduced" else ()
-        by_row = ("huge_row",) if problem.scale in ("row", "1x128") else ()
+        by_row = ("huge_row",) if problem.scale in ("row", "1x128", "row+zero") else ()
         return ("randn", "tail", "outliers", *by_row, "apart", *slow, "integers")  # those of equal weights together
 
     def is_exact(self, kind: str) -> bool:

@@ -71,6 +71,17 @@ def test_int8_is_held_against_the_best_that_torch_has() -> None:
     assert torch.equal(int8_forms.scaled(sums, inputs["scale_w"], inputs["scale_x"], torch.bfloat16), stock)
 
 
+@pytest.mark.parametrize("kind", ["int8_zero", "int8_zero_tensor"])
+def test_zero_points_are_held_against_the_best_that_torch_has(kind: str) -> None:
+    problem = families.problem_of(kind, 3, 256, 512)
+    inputs = family_of(problem).make(problem, kind="randn", seed=0, device=torch.device("cpu"))
+    stock = inputs.run(family_of(problem).default(problem))
+    sums = inputs.run(int8_forms.FORMS["int_mm"](problem))[:3]
+    given = [inputs.tensors.get(name) for name in ("sums_w", "zero_x")]
+    fused = int8_forms.scaled(sums, inputs["scale_w"], inputs["scale_x"], torch.bfloat16, *given)
+    assert torch.equal(fused, stock)
+
+
 def test_blocks_of_one_row_are_held_against_copies_that_torch_takes() -> None:
     row = {"kind": "block", **families.measure(families.problem_of("block", 1, 256, 512), HERE, found, turns)}
     (line,) = families.summary([row])

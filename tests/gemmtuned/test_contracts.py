@@ -66,12 +66,17 @@ OF_KERNEL = {
     ),
     "one_shot": problems("bf16:64x576x7168", "fp16:16x1536x1024+bias"),
     "scaled_one_shot": problems(
-        "scaled:fp8_e4m3>bf16:16x576x1024,scale=row", "scaled:fp8_e4m3>bf16:64x512x2048+bias,scale=tensor"
+        "scaled:fp8_e4m3>bf16:16x576x1024,scale=row",
+        "scaled:fp8_e4m3>bf16:64x512x2048+bias,scale=tensor",
+        "scaled:i8>bf16:33x576x1024+bias,scale=row+zero",
+        "scaled:i8>fp16:17x512x2048,scale=tensor+zero",
     ),
     "scaled_fragments": problems(
         "scaled:fp8_e4m3>bf16:1x576x1024,scale=row",
         "scaled:fp8_e4m3>bf16:9x512x2048+bias,scale=tensor",
         "scaled:i8>bf16:2x576x1024,scale=row",
+        "scaled:i8>bf16:16x576x1024+bias,scale=row+zero",
+        "scaled:i8>fp16:3x512x2048,scale=tensor+zero,wscale=row",
     ),
     "weight_only": problems(
         "weight_only:bf16/i4:1x576x1024,wscale=1x128,wscaledtype=bf16",

@@ -40,9 +40,9 @@ KINDS = ("TENSOR", "ROW", "BLOCK")
 
 def config(
     m: int, n: int, k: int, rows: int, tokens: int, parts: int, warps: int, ahead: int, *, kind: str, bias: bool = True,
-    out: str = "bf16", int8: bool = False, by_token: bool = False,
+    out: str = "bf16", int8: bool = False, by_token: bool = False, zero: int = 0,
 ) -> ScaledFragments:  # fmt: skip
-    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1, int8, by_token)
+    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1, int8, by_token, zero)
 
 
 def is_right(one: ScaledFragments, **how: Any) -> bool:
@@ -69,6 +69,13 @@ def test_every_code_is_the_number_that_torch_takes_it_for() -> None:
 @pytest.mark.parametrize("shape", [SHAPES[i] for i in (0, 2, 5, 7)], ids=str)
 def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
     assert is_right(config(*shape, kind=("TENSOR", "ROW")[shape[0] % 2], bias=shape[0] > 1, int8=True))
+
+
+@pytest.mark.parametrize(("zero", "kind"), [(1, "TENSOR"), (1, "W_ROW"), (2, "ROW")])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
+def test_zero_points_are_subtracted_from_whole_sums(shape: tuple[int, ...], zero: int, kind: str) -> None:
+    """Over clusters and their warps; of rows past the last one, too, nothing is read."""
+    assert is_right(config(*shape, kind=kind, bias=shape[0] > 1, int8=True, zero=zero))
 
 
 @pytest.mark.part(3)
@@ -151,9 +158,25 @@ def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
             raise ptx.Wrong("far off")
 
 
+ZERO_FAULTS = {
+    "a neighbour's sum of W": ("f.less = (u32)zero_sums[row];", "f.less = (u32)zero_sums[max(row - 1, 0)];"),
+    "the first token's zero point": ("(u32)zx[token]", "(u32)zx[0]"),
+    "no zero point": ("(u32)whole - f.less", "(u32)whole"),
+    "after the scales": ("(float)whole * f.sw * f.sx;", "(float)whole * f.sw * f.sx - (float)(int)f.less;"),
+    "the zero point added": ("(u32)whole - f.less", "(u32)whole + f.less"),
+}
+
+
+@pytest.mark.parametrize("fault", ZERO_FAULTS)
+def test_a_fault_in_zero_points_is_seen(fault: str) -> None:
+    assert not is_right(config(*SHAPES[5], kind="ROW", int8=True, zero=2), change=ZERO_FAULTS[fault])
+
+
 KEYS = [
     {},
     {"dtype": "i8"},
+    {"dtype": "i8", "scale": "row+zero"},
+    {"dtype": "i8", "scale": "tensor+zero", "wscale": "row"},
     {"math_mode": "ieee"},
     {"scale": "1x128", "scale_layout": "col"},
     {"scale": "tensor"},
@@ -180,7 +203,8 @@ def test_what_is_offered_compiles(m: int, n: int, k: int, kind: dict[str, str]) 
     [
         {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "shuffled"},
         {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"m": 17}, {"k": 520}, {"batch": 2},
-        {"dtype": "i8", "scale": "1x128"}, {"dtype": "i8", "k": 1 << 17},
+        {"dtype": "i8", "scale": "1x128"}, {"dtype": "i8", "k": 1 << 17}, {"scale": "row+zero"},
+        {"dtype": "i8", "scale": "row+zero", "wscale": "tensor"}, {"dtype": "i8", "scale": "row+zero", "k": 65552},
     ],
     ids=str,
 )  # fmt: skip

@@ -54,6 +54,7 @@ COMPILED: dict[str, Callable[[], str]] = {
     "scaled_fragments, fp8 by rows": lambda: fragments(scaled(8)),
     "scaled_fragments, fp8 by blocks": lambda: fragments(scaled(8, scale="1x128", scale_layout="col")),
     "scaled_fragments, int8": lambda: fragments(scaled(8, dtype="i8")),
+    "scaled_fragments, int8 with zero points": lambda: fragments(scaled(8, dtype="i8", scale="row+zero")),
     "weight_only, fp8": lambda: decoded(coded(8, "fp8_e4m3", "row", "")),
     "weight_only, int4": lambda: decoded(coded(8, "i4", "1x128", "bf16")),
     "weight_only, MXFP4": lambda: decoded(coded(1, "fp4_e2m1", "1x32", "e8m0")),

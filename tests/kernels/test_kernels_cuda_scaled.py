@@ -52,14 +52,14 @@ OVER_FP32 = (16, 8, 2816, 8, 2, 16, 1, 4)  # 22 steps, each of 2 million and mor
 
 def config(
     m: int, n: int, k: int, rows: int, parts: int, tokens: int, halves: int, depth: int, *, kind: str, promoted: bool,
-    bias: bool = True, out: str = "bf16", int8: bool = False, by_token: bool = False,
+    bias: bool = True, out: str = "bf16", int8: bool = False, by_token: bool = False, zero: int = 0,
 ) -> ScaledOneShot:  # fmt: skip
     form = type("OfDepth", (ScaledOneShot,), {"depth": depth}) if depth else ScaledOneShot
-    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves, int8, by_token)
+    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves, int8, by_token, zero)
 
 
-def of_int8(shape: tuple[int, ...], kind: str = "ROW", *, bias: bool = True) -> ScaledOneShot:
-    return config(*shape, kind=kind, promoted=False, bias=bias, int8=True)
+def of_int8(shape: tuple[int, ...], kind: str = "ROW", *, bias: bool = True, zero: int = 0) -> ScaledOneShot:
+    return config(*shape, kind=kind, promoted=False, bias=bias, int8=True, zero=zero)
 
 
 def each_shape_once() -> list[Any]:
@@ -117,6 +117,35 @@ def test_sums_of_int8_are_whole_numbers_over_the_cluster() -> None:
     assert y.unique().numel() > 8
     without_last_bit = ("sum.x += one.x, ", "sum.x += one.x & ~1, ")  # as fp32 has them
     y, _ = run(of_int8(OVER_FP32, bias=False), kernel.KERNEL, huge=True, change=without_last_bit)
+    assert not torch.equal(y, exact)
+
+
+@pytest.mark.part(2)
+@pytest.mark.parametrize(("zero", "kind"), [(1, "TENSOR"), (1, "W_ROW"), (2, "ROW")])
+@pytest.mark.parametrize("shape", [SHAPES[i] for i in (2, 9, 12)], ids=str)
+def test_zero_points_are_subtracted_from_whole_sums(shape: tuple[int, ...], zero: int, kind: str) -> None:
+    """Of a cluster, of several tiles of tokens, of halves."""
+    y, exact = run(of_int8(shape, kind, bias=sum(shape) % 3 != 0, zero=zero), kernel.KERNEL)
+    assert torch.equal(y, exact)
+
+
+ZERO_FAULTS = {
+    "a neighbour's sum of W": ("zero * (u32)zero_sums[row + 1]", "zero * (u32)zero_sums[row]"),
+    "another tile's tokens": ("  zx += first_token;", ""),
+    "no zero point": ("(u32)sum - zero * (u32)zero_sums[row]", "(u32)sum"),
+    "one for all tokens": ("(u32)zx[token] : 1", "(u32)zx[0] : 1"),
+}
+
+
+@pytest.mark.parametrize("fault", ZERO_FAULTS)
+def test_a_fault_in_zero_points_is_seen(fault: str) -> None:
+    y, exact = run(of_int8(SHAPES[9], zero=2), kernel.KERNEL, change=ZERO_FAULTS[fault])
+    assert not torch.equal(y, exact)
+
+
+def test_a_fault_in_the_one_scale_of_x_beside_those_of_w_is_seen() -> None:
+    one = of_int8(SHAPES[9], "W_ROW", zero=1)
+    y, exact = run(one, kernel.KERNEL, change=("second * sw[row + 1] * sx[0]", "second * sw[row] * sx[0]"))
     assert not torch.equal(y, exact)
 
 
@@ -202,7 +231,13 @@ def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
             raise ptx.Wrong("far off")
 
 
-OFFERED = [{}, {"dtype": "i8"}, {"math_mode": "ieee"}, {"scale": "1x128", "scale_layout": "col"}]
+OFFERED = [
+    {},
+    {"dtype": "i8"},
+    {"dtype": "i8", "scale": "row+zero"},
+    {"math_mode": "ieee"},
+    {"scale": "1x128", "scale_layout": "col"},
+]
 
 
 @pytest.mark.part(3)
@@ -245,7 +280,8 @@ def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: di
         {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"scale": "1x128", "wscale": "1x128"},
         {"scale": "1x128", "scale_layout": "other"}, {"scale": "1x128", "wscale_layout": "col"},
         {"m": 257}, {"k": 520}, {"n": 63}, {"batch": 2}, {"dtype": "i8", "scale": "1x128", "scale_layout": "col"},
-        {"dtype": "i8", "k": 1 << 17},
+        {"dtype": "i8", "k": 1 << 17}, {"scale": "row+zero"}, {"dtype": "i8", "scale": "row+zero", "wscale": "tensor"},
+        {"dtype": "i8", "scale": "tensor+zero", "k": 65552},
     ],
     ids=str,
 )  # fmt: skip

@@ -54,6 +54,9 @@ def scales(one: Any) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor
     if one.kind == "TENSOR":
         sx, sw = powers(1, seed=4), powers(1, seed=5)
         return sx, sw, 0, 0, sx.double(), sw.double()
+    if one.kind == "W_ROW":
+        sx, sw = powers(1, seed=4), powers(one.n, seed=5)
+        return sx, sw, 0, 0, sx.double(), sw.double()[:, None]
     if one.kind == "ROW":
         sx, sw = powers(one.m, seed=4), powers(one.n, seed=5)
         return sx, sw, 0, 0, sx.double()[:, None], sw.double()[:, None]
@@ -69,10 +72,22 @@ def scales(one: Any) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor
     return sx, sw, ldsx, ldsw, x, w
 
 
+def zero_points(one: Any, w: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Zero points of X, up to the ends of int8, and sums of W's rows, which are multiplied with it where it is one."""
+    if not one.zero:
+        return {}
+    drawn = torch.randint(-128, 128, (one.m,), generator=torch.Generator().manual_seed(6), dtype=torch.int32)
+    drawn[0] = -128
+    sums = w.sum(1, dtype=torch.int32)
+    return {"sums_w": sums * drawn[0]} if one.zero == 1 else {"zero_x": drawn, "sums_w": sums}
+
+
 def as_given(one: Any, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int) -> dict[str, torch.Tensor]:
     """The scales as a launch record names them: a row for each row, or block of rows, of X and W."""
     if one.kind == "TENSOR":
         return {"scale_x": sx, "scale_w": sw}
+    if one.kind == "W_ROW":
+        return {"scale_x": sx, "scale_w": sw[:, None]}
     if one.kind == "ROW":
         return {"scale_x": sx[:, None], "scale_w": sw[:, None]}
     steps, across = -(-one.k // 128), -(-one.n // 128)
@@ -100,12 +115,17 @@ def run(
     sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
     bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
     y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
+    zero = zero_points(one, w) if int8 else {}
     if int8:  # each step rounds to fp32 as the kernel does
-        sums = (x.double() @ w.double().T).float() * of_w.float().reshape(1, -1) * of_x.float().reshape(-1, 1)
+        whole = x.long() @ w.long().T
+        if zero:
+            whole = whole - zero.get("zero_x", torch.ones(one.m, dtype=torch.int32)).long()[:, None] * zero["sums_w"]
+        assert whole.abs().max() < 1 << 31
+        sums = whole.float() * of_w.float().reshape(1, -1) * of_x.float().reshape(-1, 1)
         exact = sums + (bias.float() if one.bias else 0)
     else:
         exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
-    operands = {"x": x, "w": w, "bias": bias, "y": y, **as_given(one, sx, sw, ldsx, ldsw)}
+    operands = {"x": x, "w": w, "bias": bias, "y": y, **zero, **as_given(one, sx, sw, ldsx, ldsw)}
     launch, memory = one.launch, {id(operands["scale_x"]): sx, id(operands["scale_w"]): sw}
     assert holds(launch.checked, operands)
     programs = grid_of(launch.grid, operands)
