@@ -8,7 +8,7 @@
     trtllm       TensorRT-LLM: cpp/tensorrt_llm/thop/fp8BlockScalingGemm.cpp
 
 An operator that computes a scaled product of plain operands is counted as such a problem.  If its weight is packed, or
-it does more than a product (quantises X, adds zero points), its calls are opaque: they are counted, never tuned.
+it does more than a product (quantises X), its calls are opaque: they are counted, never tuned.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Operator:
     schema: types and names of its arguments and results, without aliases and defaults; the operator's name alone if
     these differ between versions: its calls are then opaque, if it has tensor arguments named x (and y).
     y to bias: names of its arguments, "" for those it has not.  y is the argument it writes into; "": it returns y.
-    out: the argument with the result's type.  form: `kn` for W [K, N] as torch's _scaled_mm takes it, `nk` for [N, K],
-    `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
-    the weight is quantised.
+    out: the argument with the result's type.  zero_x, sums_w: those by which zero points of X are subtracted.
+    form: `kn` for W [K, N] as torch's _scaled_mm takes it, `nk` for [N, K], `opaque` for a packed weight, `opaque
+    batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only the weight is quantised.
     routed: calls that torch's own product could take may be served by the solutions for it, into y.
     """
 
@@ -44,6 +44,8 @@ class Operator:
     scale_w: str = ""
     bias: str = ""
     out: str = ""
+    zero_x: str = ""
+    sums_w: str = ""
     form: str = "opaque"
     routed: bool = False
 
@@ -70,7 +72,9 @@ class Operator:
 
     def among(self, names: Sequence[str]) -> tuple[int, ...]:
         """Positions among these names of arguments. Raises ValueError if one is not there."""
-        asked = (self.y, self.x, self.w, self.scale_x, self.scale_w, self.bias, self.out)
+        asked = (
+            self.y, self.x, self.w, self.scale_x, self.scale_w, self.bias, self.out, self.zero_x, self.sums_w,
+        )  # fmt: skip
         return tuple(names.index(name) if name else -1 for name in asked)
 
 
@@ -85,7 +89,8 @@ def _vllm() -> tuple[Operator, ...]:
         Operator(
             schema="_C::cutlass_scaled_mm_azp(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
             "Tensor azp_adj, Tensor? azp, Tensor? bias) -> ()",
-            y="out", x="a", bias="bias",
+            y="out", x="a", w="b", scale_x="a_scales", scale_w="b_scales", bias="bias", zero_x="azp", sums_w="azp_adj",
+            form="kn",
         ),
         Operator(
             schema="vllm::fp8_gemm_nt_op(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, "
@@ -249,6 +254,20 @@ OPERATORS: Final = (
         scale_x="a_scales",
         scale_w="b_scales",
         bias="bias",
+        form="kn",
+        routed=True,
+    ),
+    Operator(
+        schema="gemmtuned::int8_scaled_mm_zero(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+        "Tensor sums, Tensor? zero, Tensor? bias) -> ()",
+        y="out",
+        x="a",
+        w="b",
+        scale_x="a_scales",
+        scale_w="b_scales",
+        bias="bias",
+        zero_x="zero",
+        sums_w="sums",
         form="kn",
         routed=True,
     ),

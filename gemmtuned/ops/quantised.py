@@ -30,6 +30,7 @@ from gemmtuned.ops.quantised_arguments import (
     scales_of,
     tensor,
     wants_derivatives,
+    zero_points_of,
 )  # fmt: skip
 from gemmtuned.ops.shuffle import is_shuffled, unshuffle_weight
 from gemmtuned.ops.weight_only import weight_only_linear
@@ -43,11 +44,17 @@ def gemm_a8w8(
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
     splitK: int | None = None,
+    *,
+    x_zero: Tensor | None = None,
+    w_sums: Tensor | None = None,
 ) -> Tensor:
-    """Y[M, N] = (XQ[M, K] * x_scale) @ (WQ[N, K] * w_scale).T + bias, in dtype.
+    """Y[M, N] = ((XQ[M, K] - x_zero) * x_scale) @ (WQ[N, K] * w_scale).T + bias, in dtype.
 
     XQ, WQ: int8 both, or fp8.  x_scale: one number, or M of them ([M], [M, 1]).  w_scale: one, or N ([N], [1, N],
     [N, 1]).  bias: [N], rounded to dtype.  splitK is taken and not used: the tuned kernel decides.
+    Of int8, and not of AITER's op: x_zero: zero points of int8 or int32, one or M; w_sums: WQ.sum(1) of int32, [N],
+    [1, N] or [N, 1], which otherwise is added up at every call.  w_sums alone: these sums times one zero point of all
+    of XQ.  XQ @ WQ.T - x_zero * w_sums is made of whole numbers of 32 bits, exact up to K = 65536.
     Raises GemmtunedError for other sizes and types, and for a shuffled weight (`gemm_a8w8_bpreshuffle` takes that).
     """
     op = "gemm_a8w8"
@@ -55,8 +62,9 @@ def gemm_a8w8(
     of_x = scale_of(f"{op}: x_scale", x_scale, XQ, XQ.shape[0])
     of_w = scale_of(f"{op}: w_scale", w_scale, WQ, WQ.shape[0])
     bias = bias_of(op, bias, WQ, dtype)
+    zero, sums = zero_points_of(op, XQ, WQ, x_zero, w_sums)
     if XQ.dtype == torch.int8:
-        return int8_linear(XQ, WQ, of_x, of_w, bias, dtype)
+        return int8_linear(XQ, WQ, of_x, of_w, bias, dtype, sums, zero)
     kind = "tensor" if of_x.numel() == 1 and of_w.numel() == 1 else "row"
     if not torch_takes(XQ, WQ, dtype, kind) or wants_derivatives(of_x, of_w, bias):
         return _by_values(XQ, WQ, of_x.reshape(-1, 1), of_w.reshape(-1, 1), bias, dtype)

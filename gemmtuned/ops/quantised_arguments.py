@@ -79,6 +79,38 @@ def scales_of(what: str, scale: Tensor, of: Tensor, shape: tuple[int, ...]) -> T
     return scale.float()
 
 
+def zero_points_of(
+    op: str, x: Tensor, w: Tensor, x_zero: Tensor | None, w_sums: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """(zero points of x in int32, the sums of w's rows in int32 as [N]); without zero points neither.
+
+    Zero points are None as well where w_sums are multiplied with one already.
+    """
+    if x_zero is None and w_sums is None:
+        return None, None
+    m, n = x.shape[0], w.shape[0]
+    if x.dtype != torch.int8:
+        raise GemmtunedError(f"{op}: x_zero or w_sums is given with XQ of {x.dtype}, zero points are of torch.int8")
+    zero = None if x_zero is None else _line_of(f"{op}: x_zero", x_zero, x, m, (torch.int8, torch.int32), one=True)
+    if w_sums is None:
+        return zero, w.sum(1, dtype=torch.int32)
+    return zero, _line_of(f"{op}: w_sums", w_sums, w, n, (torch.int32,), one=False)
+
+
+def _line_of(
+    what: str, given: Any, of: Tensor, many: int, types: tuple[torch.dtype, ...], *, one: bool
+) -> Tensor:  # fmt: skip
+    """In int32, of one dimension; one: it may be a single number."""
+    found = tensor(what, given)
+    fits = found.numel() == many or (one and found.numel() == 1)
+    is_line = len([side for side in found.shape if side != 1]) <= 1
+    if not fits or not is_line or found.dtype not in types:
+        expected = f"{'one integer or ' if one else ''}{many} of {' or '.join(map(str, types))}, one for each row"
+        raise GemmtunedError(f"{what} is {tuple(found.shape)} of {found.dtype}, expected {expected}")
+    _check_device(what, found, of)
+    return found.reshape(-1).to(torch.int32)
+
+
 def codes_of(what: str, packed: Tensor) -> Tensor:
     """[rows, K/2] of bytes."""
     if tensor(what, packed).dim() != 2 or packed.dtype not in (torch.uint8, PACKED_FP4):

@@ -27,7 +27,7 @@ enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED, WEIGHTS };
 constexpr int kRouted = 16;  // or-ed to a form
 
 struct ForeignFacts {  // numbers of arguments, -1: there is none
-  int8_t y, x, w, scale_x, scale_w, bias;
+  int8_t y, x, w, scale_x, scale_w, bias, zero_x, sums_w;
   int8_t out;  // the result's ScalarType, where there is no y
   uint8_t form;
   bool routed;     // a route may serve it: it writes into y, and its product is one of torch's
@@ -133,12 +133,13 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const Tensor x = tensor(f.x);
   Tensor y = tensor(f.y);
   if (!x.defined()) return stock();
-  Tensor own[4];  // a live check looks at them after stock has taken its arguments off the stack
+  Tensor own[6];  // a live check looks at them after stock has taken its arguments off the stack
   const bool held = f.routed && g_live_every.load(std::memory_order_relaxed);
-  const int8_t others[] = {f.w, f.scale_x, f.scale_w, f.bias};
-  for (int i = 0; held && i < 4; ++i) own[i] = tensor(others[i]);
+  const int8_t others[] = {f.w, f.scale_x, f.scale_w, f.bias, f.zero_x, f.sums_w};
+  for (int i = 0; held && i < 6; ++i) own[i] = tensor(others[i]);
   const auto other = [&](int i) -> const Tensor& { return held ? own[i] : tensor(others[i]); };
-  const Tensor &w = other(0), &scale_x = other(1), &scale_w = other(2), &bias = other(3);
+  const Tensor &w = other(0), &scale_x = other(1), &scale_w = other(2), &bias = other(3), &zero_x = other(4),
+               &sums_w = other(5);
   const bool has_bias = bias.defined();
   Problem p;
   Slots slots = slots_of(x, x, has_bias ? &bias : nullptr);
@@ -173,12 +174,15 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const Tensor& b = turned.defined() ? turned : w;
   const auto describe_plain = [&] {
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
+    BothScales both = scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN);
+    if (f.sums_w >= 0) both = with_zero_points(both, x, b, scale_x, zero_x, sums_w);
     return describe<Device>(p, SCALED, x, b, out) &&
-           describe_scaled(p, scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN), x, has_bias,
-                           !it->is_ours);  // engines' kernels add up as the tensor core does
+           describe_scaled(p, both, x, has_bias, !it->is_ours);  // engines' kernels add up as the tensor core does
   };
   if (is_plain && describe_plain()) {
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
+    slots.t[SLOT_ZERO_X] = zero_x.defined() ? &zero_x : nullptr;
+    slots.t[SLOT_SUMS_W] = sums_w.defined() ? &sums_w : nullptr;
     // solutions of int8 have won over torch's `_int_mm` and scales behind it, which says nothing of an engine's kernel
     const bool fair = it->is_ours || x.scalar_type() != at::kChar;
     const bool routable = fair && fits(b.size(1));

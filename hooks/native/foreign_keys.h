@@ -62,6 +62,17 @@ bool describe_weight_only(Problem& p, const Tensor& x, const Tensor& b, const Te
   return true;
 }
 
+// The same of an operator that subtracts zero points of X: one a row, or one that `sums_w` holds already.
+inline BothScales with_zero_points(BothScales both, const Tensor& x, const Tensor& b, const Tensor& scale_x,
+                                   const Tensor& zero_x, const Tensor& sums_w) {
+  const auto are = [](const Tensor& t, int64_t many) { return t.scalar_type() == at::kInt && t.numel() == many; };
+  const bool int8 = x.scalar_type() == at::kChar && b.scalar_type() == at::kChar, by_row = zero_x.defined();
+  if (!both.known || !int8 || !sums_w.defined() || !are(sums_w, b.size(1))) return {};
+  if (scale_x.numel() != (by_row ? x.size(0) : 1) || (by_row && !are(zero_x, x.size(0)))) return {};
+  both.x.kind = by_row ? PER_ROW_WITH_ZERO : PER_TENSOR_WITH_ZERO;
+  return both;
+}
+
 // The key of a product whose weight is nobody's but the operator's; false where there is none. `batched`: x and y have a
 // batch in front, and each of it a weight of its own.
 template <class Device>

@@ -38,6 +38,7 @@ CAPTURE: Final = 1
 DISPATCH: Final = 2
 INVARIANT: Final = 4
 _REASON_BYTES: Final = 500
+_PLACES: Final = 9  # of arguments, that gt_stand_before reads
 
 SIGNATURES: Final = (
     ("gt_fields", ctypes.c_char_p),
@@ -194,12 +195,14 @@ class Native(OurThread):
     def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int, family: int = 0) -> list[str]:
         """Count an operator of another package; returns the names it is counted under: "CPU _C::onednn_mm".
 
-        arguments: the positions of y, x, w, the scale of x, the scale of w, the bias and the result's type; -1: none.
+        arguments: the positions of y, x, w, the scale of x, the scale of w, the bias and the result's type, then, where
+        there are any, of zero points of x and sums of w; -1: none.
         form: of W, an index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.py,
         family_code), whose calls are routed as well.  Raises NativeError if the schema differs; "" fits any.
         """
         error = ctypes.create_string_buffer(_REASON_BYTES)
-        done = self._lib.gt_stand_before(*_as_c(name, schema, tuple(arguments)), form, family, error, _REASON_BYTES)
+        places = (*arguments, *[-1] * (_PLACES - len(arguments)))
+        done = self._lib.gt_stand_before(*_as_c(name, schema, places), form, family, error, _REASON_BYTES)
         if done < 0:
             raise NativeError(error.value.decode(errors="replace"))
         return [f"{key} {name}" for bit, key in ((1, "CPU"), (2, "CUDA")) if done & bit]

@@ -1,5 +1,7 @@
 """int8 products with one scale a row or a tensor on a real GPU: the gate takes our kernels, and they serve gemm_a8w8.
 
+Those with zero points, too.
+
 Run it in a process of its own: `pytest tests/gpu/test_gpu_int8.py`.
 """
 
@@ -14,8 +16,10 @@ from gpu_needs import SM_90_OR_LATER
 from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.daemon.child import search
 from gemmtuned.daemon.child.verify import verify
-from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.operand import Inputs
 from gemmtuned.kernels.torch_flags import as_called
@@ -33,6 +37,13 @@ PROBLEMS = [
     )
     for m, n, k in SIZES for scale in ("row", "tensor")
 ]  # fmt: skip
+OF_ZERO = [
+    Problem(
+        family="scaled", m=m, n=n, k=k, bias=m in (8, 33, 100), dtype="i8", out_dtype="bf16", scale=scale, wscale=wscale
+    )
+    for m, n, k in SIZES
+    for scale, wscale in (("row+zero", "row"), ("tensor+zero", "row"), ("tensor+zero", "tensor"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +51,7 @@ def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Ite
     yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
-@pytest.mark.parametrize("p", PROBLEMS, ids=str)
+@pytest.mark.parametrize("p", [*PROBLEMS, *OF_ZERO], ids=str)
 def test_our_kernels_and_torchs_own_pass_the_gate(program: Program, p: Problem) -> None:
     found = list(BACKENDS["cuda"].candidates(p))
     offered = {name for name, most in (("scaled_fragments", 16), ("scaled_one_shot", 256)) if p.m <= most}
@@ -54,11 +65,14 @@ def test_our_kernels_and_torchs_own_pass_the_gate(program: Program, p: Problem) 
 
 def product(inputs: Inputs) -> torch.Tensor:
     x, w, sx, sw = (inputs[name] for name in ("x", "w", "scale_x", "scale_w"))
-    return gemm_a8w8(x, w.t(), sx, sw, inputs.tensors.get("bias"))
+    zero, sums = (inputs.tensors.get(name) for name in ("zero_x", "sums_w"))
+    return gemm_a8w8(x, w.t(), sx, sw, inputs.tensors.get("bias"), x_zero=zero, w_sums=sums)
 
 
 @pytest.mark.parametrize("form", ["eager", "graph", "compiled"])
-@pytest.mark.parametrize("p", [PROBLEMS[i] for i in (0, 3, 4, 14, 18)], ids=str)
+@pytest.mark.parametrize(
+    "p", [*(PROBLEMS[i] for i in (0, 3, 4, 14, 18)), *(OF_ZERO[i] for i in (0, 1, 4, 6, 8, 15, 21, 28))], ids=str
+)
 def test_a_published_solution_serves_the_op(program: Program, p: Problem, form: str) -> None:
     inputs = family_of(p).make(p, kind="integers", seed=5, device=GPU)
     expected = product(inputs)
@@ -78,3 +92,35 @@ def test_a_published_solution_serves_the_op(program: Program, p: Problem, form: 
         y = (torch.compile(product, dynamic=False) if form == "compiled" else product)(inputs)
     assert program.outcomes().get("exact") and not program.hook.native.failures()
     assert torch.equal(y, expected), "whole numbers have one right result"
+
+
+@pytest.mark.parametrize("scale", ["row+zero", "tensor+zero"])
+def test_what_the_search_finds_of_zero_points_is_served_bit_for_bit_and_an_engines_operator_is_not(
+    program: Program, scale: str
+) -> None:
+    p = Problem(family="scaled", m=16, n=2112, k=7168, dtype="i8", out_dtype="bf16", scale=scale, wscale="row")
+    inputs = family_of(p).make(p, kind="integers", seed=7, device=GPU)
+    expected = product(inputs)
+    with as_called(p):
+        here = environment(cuda_device(0))
+        solution, *_ = search.tune_modes((p,), "exact", p, here, mode="graph", skip=(), emit=lambda trial: None)
+    assert solution.backend in ("cuda", "torch")
+    library = torch.library.Library("_C", "FRAGMENT")
+    library.define(
+        "cutlass_scaled_mm_azp(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor azp_adj, "
+        "Tensor? azp, Tensor? bias) -> ()"
+    )
+    calls = []
+    library.impl("cutlass_scaled_mm_azp", lambda *given: calls.append(len(given)), "CUDA")
+    try:
+        program.hook.patches.look_for_foreign()
+        program.publish(program.solution(p, next(iter(BACKENDS["cuda"].candidates(p)))))
+        program.outcomes()
+        assert torch.equal(product(inputs), expected)
+        assert program.outcomes().get("exact") and not program.hook.native.failures()
+        x, w, sx, sw, sums = (inputs[name] for name in ("x", "w", "scale_x", "scale_w", "sums_w"))
+        y = torch.zeros_like(expected)
+        torch.ops._C.cutlass_scaled_mm_azp(y, x, w, sx.reshape(-1), sw, sums, inputs.tensors.get("zero_x"), None)
+        assert calls == [8] and program.outcomes().get("miss") and not y.any()
+    finally:
+        library._destroy()

@@ -31,6 +31,10 @@ def codes(*shape: int) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=RANDOM)
 
 
+def with_zero(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, zero: Tensor) -> Tensor:
+    return ops.gemm_a8w8(x, w, of_x, of_w, x_zero=zero)
+
+
 def cases() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     found: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {}
     for m in (1, 2, 5, 64):
@@ -41,6 +45,12 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
             f"a8w8 odd sizes {m}": (ops.gemm_a8w8, (fp8(m, 40), fp8(23, 40), scales(m), scales(1))),
             f"a8w8 int8 {m}": (ops.gemm_a8w8, (integers(m, 512), integers(192, 512), scales(m), scales(192))),
             f"a8w8 int8 odd {m}": (ops.gemm_a8w8, (integers(m, 50), integers(23, 50), scales(m), scales(1))),
+            f"a8w8 int8 zero points {m}": (
+                with_zero, (integers(m, 512), integers(192, 512), scales(m), scales(192), integers(m)),
+            ),
+            f"a8w8 int8 odd zero points {m}": (
+                with_zero, (integers(m, 50), integers(23, 50), scales(m), scales(1), integers(1)),
+            ),
             f"blockscale {m}": (ops.gemm_a8w8_blockscale, (fp8(m, 512), fp8(192, 512), scales(m, 4), scales(2, 4))),
             f"blockscale 3 steps {m}": (
                 ops.gemm_a8w8_blockscale, (fp8(m, 384), fp8(128, 384), scales(m, 3), scales(1, 3)),

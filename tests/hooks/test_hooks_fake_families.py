@@ -394,6 +394,46 @@ def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_t
     assert said == [True, 1, [6], ["scaled exact 1", "scaled miss 1"], 0, []]
 
 
+@pytest.mark.parametrize("of_rows", [True, False])
+def test_zero_points_are_passed_to_a_kernel_from_our_own_operator_and_an_engines_is_left_to_it(
+    run: Any, of_rows: bool
+) -> None:
+    """The fake kernel knows of none: it is launched with the arguments of one without, at its places."""
+    said = run(
+        OPERANDS,
+        SCALED,
+        ENGINE,
+        f"    of_rows = {of_rows}",
+        """
+    import gemmtuned.ops
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    problem = replace(problem, dtype="i8", wdtype="i8", scale="row+zero" if of_rows else "tensor+zero", wscale="row")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    record.check_for(problem)
+    places = [record.arguments.index(name) for name in ("sums_w.ptr", "zero_x.ptr") if name in record.arguments]
+    plain = tuple(a for i, a in enumerate(record.arguments) if i not in (4, 5))
+    served(problem, record, 5, packed.kernel_launch(replace(record, arguments=plain), 0x3001, 2))
+    engine.define("cutlass_scaled_mm_azp(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                  "Tensor azp_adj, Tensor? azp, Tensor? bias) -> ()")
+    engine.impl("cutlass_scaled_mm_azp", lambda *given: stock.append(len(given)), "CUDA")
+    for one in OPERATORS:
+        if one.sums_w:
+            hook.stand_before(one.name, one.schema, one.arguments, one.code)
+    ix, iw, sums, zero = to_gpu(x8.view(torch.int8), w8.view(torch.int8), torch.ones(8).int(), torch.ones(4).int())
+    gsx, zero = (gsx, zero) if of_rows else (gsx[:1, 0], None)
+    out, other = to_gpu(*torch.zeros(2, 4, 8, dtype=torch.bfloat16))
+    ours = torch.ops.gemmtuned.int8_scaled_mm_zero
+    ours(out, ix, iw.t(), gsx, gsw.t(), sums, zero, None)
+    launched = calls("cuLaunchKernel")
+    torch.ops._C.cutlass_scaled_mm_azp(other, ix, iw.t(), gsx, gsw.t(), sums, zero, None)
+    wrong = [hook.failures(), outcomes(), calls("cuLaunchKernel") - launched, stock]
+    print(json.dumps([launched, places, *wrong]))
+    """,
+    )
+    assert said == [1, [5, 4] if of_rows else [5], [], ["scaled exact 1", "scaled miss 1"], 0, [8]]
+
+
 @pytest.mark.parametrize("m", [1, 4])
 def test_our_own_operator_of_blocks_is_served_as_its_scales_lie_and_with_sums_that_torch_has(run: Any, m: int) -> None:
     """An engine's of the same operands may have the tensor core's own sums, which is another problem."""

@@ -412,6 +412,9 @@ STAND_INS = """
                  one.scale_x: torch.ones(m, 2), one.scale_w: torch.ones(1, 2), one.out: 15}
         if one.form == "kn":
             known[one.scale_w] = torch.ones(2, 1)
+        if one.sums_w:
+            known |= {one.x: torch.ones(m, k).char(), one.w: torch.ones(n, k).char().t(), one.scale_x: torch.ones(m, 1),
+                      one.scale_w: torch.ones(1, n), one.sums_w: torch.ones(n).int(), one.zero_x: torch.ones(m).int()}
         if one.form == "opaque batched":
             known |= {one.x: torch.ones(3, m, k).to(bf16), one.y: torch.zeros(3, m, n, dtype=bf16)}
         return [known.get(name, default(kind)) for kind, name in names]
@@ -452,7 +455,7 @@ def test_every_operator_of_the_table_is_counted_under_its_own_problem(home: Home
         made = [getattr(getattr(torch.ops, space), short)(*given) for _ in range(3)]
         y = given[[name for _, name in names].index(one.y)] if one.y else made[0]
         counted = [[str(s.problem), s.calls] for s in hook.native.drain()]
-        story.append([one.name, one.form, y.unique().tolist(), counted])
+        story.append([one.name, "zero points" if one.sums_w else one.form, y.unique().tolist(), counted])
     print(json.dumps([story, hook.patches.foreign.changed]))
     """,
         GEMMTUNED_FLUSH_S="1000",
@@ -470,7 +473,7 @@ def test_every_operator_of_the_table_is_counted_under_its_own_problem(home: Home
         assert problem.startswith(f"{family}:" if family != "dense" else "bf16:"), (name, problem)
         assert f":{shape}," in problem, (name, problem)
         said = {"scaled": "scale=1x128", "weight_only": "wscale=128x128"}.get(family, "packing=opaque")
-        assert said in problem, (name, problem)
+        assert ("scale=row+zero" if form == "zero points" else said) in problem, (name, problem)
 
 
 def test_what_is_no_scaled_product_of_ours_is_counted_as_opaque(home: Home) -> None:
@@ -500,6 +503,60 @@ def test_what_is_no_scaled_product_of_ours_is_counted_as_opaque(home: Home) -> N
     assert [kind.startswith("1x128") for kind in kinds] == [True, False, True, False, False, False], done.said
     assert kinds[0] != kinds[2], "one by row, one by column"
     assert [kind for kind in kinds if not kind.startswith("1x128")] == ["opaque"] * 4
+
+
+def test_zero_points_of_an_engine_make_another_problem_than_none(home: Home) -> None:
+    """vLLM's asymmetric int8: with `azp` one a row, without one for all of X, which `azp_adj` holds."""
+    done = home.run(
+        STAND_INS
+        + """
+    one = next(one for one in OPERATORS if one.name == "_C::cutlass_scaled_mm_azp")
+    fragment("_C").define(one.schema.partition("::")[2].replace("Tensor out", "Tensor! out"))
+
+    def kernel(out, a, b, sa, sb, adj, azp, bias):
+        less = adj.reshape(1, -1) * (1 if azp is None else azp.reshape(-1, 1))
+        y = (a.int() @ b.int() - less) * sa.reshape(-1, 1) * sb.reshape(1, -1)
+        out.copy_(y if bias is None else y + bias)
+
+    fragment("_C").impl("cutlass_scaled_mm_azp", kernel, "CPU")
+    hook.patches.look_for_foreign()
+    list(hook.native.drain())
+    x, w = torch.ones(m, k).char(), torch.ones(n, k).char()
+    one, rows, columns = torch.ones(1), torch.ones(m, 1), torch.ones(1, n)
+    azp, adj = torch.full((m, 1), 3).int(), w.sum(1, keepdim=True, dtype=torch.int32).t()
+    bias = torch.full((n,), 512.0).to(bf16)
+    torch.set_num_threads(1)
+
+    def call(rows_of_x, *more):
+        y = torch.zeros(rows_of_x, n, dtype=bf16)
+        torch.ops._C.cutlass_scaled_mm_azp(y, x[:rows_of_x], w.t(), *more)
+        return [y.unique().tolist(), *(str(s.problem) for s in hook.native.drain() for _ in range(s.calls))]
+
+    named = [call(m, rows, columns, adj, azp, None), call(m, rows, columns, adj, azp, bias),
+             call(1, rows[:1], columns, adj, azp[:1], None), call(m, one, columns, 3 * adj, None, None),
+             call(1, one, columns, 3 * adj, None, None), call(m, one, one, 3 * adj, None, None),
+             call(m, rows, one, adj, azp, None)]
+    others = [call(m, rows, columns, adj, azp[:1], None), call(m, rows, columns, adj, None, None),
+              call(m, one, columns, adj, azp, None), call(m, rows, columns, adj.float(), azp, None),
+              call(m, rows, columns, adj, azp.float(), None), call(m, rows, columns, adj[:, :1], azp, None)]
+    print(json.dumps([named, others, hook.patches.foreign.changed]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    named, others, changed = done.said
+
+    less, of = 256.0 - 3 * 256.0, "scaled:i8>bf16:4x128x256"
+    assert named == [
+        [[less], f"{of},scale=row+zero,threads=1"],
+        [[0.0], f"{of}+bias,scale=row+zero,threads=1"],
+        [[less], f"{of.replace('4x', '1x')},scale=row+zero,threads=1"],
+        [[less], f"{of},scale=tensor+zero,wscale=row,threads=1"],
+        [[less], f"{of.replace('4x', '1x')},scale=tensor+zero,wscale=row,threads=1"],
+        [[less], f"{of},scale=tensor+zero,threads=1"],
+        [[less], f"{of},scale=row+zero,wscale=tensor,threads=1"],
+    ]
+    assert all("packing=opaque" in problem for _, problem in others) and len(others) == 6
+    assert changed == {}
 
 
 @pytest.fixture(scope="module")
