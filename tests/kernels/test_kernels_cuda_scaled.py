@@ -120,7 +120,7 @@ def test_sums_of_int8_are_whole_numbers_over_the_cluster() -> None:
     assert not torch.equal(y, exact)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(5)
 @pytest.mark.parametrize(("zero", "kind"), [(1, "TENSOR"), (1, "W_ROW"), (2, "ROW")])
 @pytest.mark.parametrize("shape", [SHAPES[i] for i in (2, 9, 12)], ids=str)
 def test_zero_points_are_subtracted_from_whole_sums(shape: tuple[int, ...], zero: int, kind: str) -> None:
