@@ -50,6 +50,7 @@ SGLang 0.5.23 | linears in bf16, fp16 and fp32 | dense, batched, dense_add | yes
 diffusers 0.42 | linears in bf16, fp16 and fp32 | dense, batched | yes | 0.1.0 | a real DiT on a CPU (`make engines`)
 any | `torch._scaled_mm`, v1 and v2 | scaled | yes | 0.2.0 | on an H200 (`test_gpu_scaled.py`)
 any, transformers 5 | `torch._grouped_mm` | grouped | yes | after 0.2.0 | on an H200 (`test_gpu_grouped.py`)
+any | `torch._int_mm` | dense, int8 into int32 | yes | after 0.2.0 | on a CPU (`test_programs_int_mm.py`)
 any | `torch._scaled_grouped_mm` | grouped, with scales | of rows | after 0.2.0 | on a GPU (`test_gpu_grouped.py`)
 """
 # What was tried of one operator beyond a stand-in

@@ -147,7 +147,7 @@ def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", matrix(range(7), [1]))  # the other kernels run in test_kernels_triton.py
+@pytest.mark.parametrize("case", matrix(range(9), [1]))  # the other kernels run in test_kernels_triton.py
 def test_kernels_pass_the_numeric_gate_in_the_interpreter(case: int) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).parents[1].joinpath("support", "triton_verified.py")
@@ -192,7 +192,12 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
         ("gemv", "return 64 if arch", "return 32 if arch", set()),
         ("gemv", "total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2", {"gemv"}),
         ("load_barrier", "which a thread block has only", "known only", set()),  # a docstring
-        ("split_k", "tl.atomic_add", "tl.atomic_max", {"gemv", "tiles", "warp_split_k"}),  # of those that import it
+        (
+            "split_k",
+            "tl.atomic_add",
+            "tl.atomic_max",
+            {"gemv", "int_tiles", "tiles", "warp_split_k"},
+        ),  # of those that import it
         ("diagonal", "bar.sync 0;", "", {"gemv"}),  # in what a text of PTX is made by
         ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", {"gemv"}),
         ("cluster", "[$barrier], 0;", "[$barrier], 1;", in_clusters),  # one of two constants made in one statement
@@ -201,7 +206,7 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
             "launch",
             "EXCHANGE_PAD: Final = 8",
             "EXCHANGE_PAD: Final = 4",
-            set(first) - {"gemv", "grouped", "scaled_grouped"},
+            set(first) - {"gemv", "grouped", "int_tiles", "scaled_grouped"},
         ),  # of another file
     ):
         path = folder / f"{name}.py"

@@ -17,7 +17,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.triton_ import Triton
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.triton import gemv, python_launch, tiles, warp_split_k
+from gemmtuned.kernels.triton import gemv, int_tiles, python_launch, tiles, warp_split_k
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 FP8 = {"dtype": "fp8_e4m3", "out_dtype": "bf16", "scale": "row"}
@@ -72,6 +72,25 @@ def groups_case(kernel, batch, m, n, k, *, kind="randn", block_k=32, swap=1, **c
     return {"kernel": kernel, "shape": [batch, m, n, k], "error": error, "clean": True, "dtype": str(got.dtype)}
 
 
+def ints_case(m, n, k, *, kind="largest", split=1, swap=0, block_k=32, pad=0):
+    """How many sums of int8 are wrong in two launches on one workspace; pad: elements between rows."""
+    problem = Problem(m=m, n=n, k=k, dtype="i8", out_dtype="i32")
+    config = {"rows": 16, "tokens": 32, "block_k": block_k, "split": split, "swap": swap, "warps": 4, "stages": 3}
+    record = int_tiles.launch_record(config, problem)
+    launch = python_launch.launcher(int_tiles.KERNEL.function, record)
+    space = python_launch.new_workspace(record, "cpu")
+    wrong = 0
+    for seed in (3, 4):
+        inputs = family_of(problem).make(problem, kind=kind, seed=seed, device=torch.device("cpu"))
+        x, w = (torch.full((len(t), k + pad), 127, dtype=torch.int8)[:, :k] for t in (inputs["x"], inputs["w"].mT))
+        y = torch.full((m + 1, n), -1, dtype=torch.int32)
+        launch({"x": x.copy_(inputs["x"]), "w": w.copy_(inputs["w"].mT), "y": y[:m]}, space)
+        want = inputs["x"].long() @ inputs["w"].long()
+        wrong += int((y[:m] != want).sum()) + int((y[m:] != -1).sum())
+    clean = space is None or not space[: record.counters_bytes].any()
+    return {"kernel": "int_tiles", "shape": [m, n, k], "error": wrong, "clean": bool(clean), "dtype": "torch.int32"}
+
+
 def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1):
     return {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
 
@@ -111,6 +130,11 @@ def main() -> None:
         lambda: groups_case("grouped", 5, 23, 24, 40, dtype="fp16"),
         lambda: groups_case("grouped", 9, 5, 40, 72, swap=0, dtype="fp16", layout="nn"),
         lambda: groups_case("scaled_grouped", 3, 63, 48, 80, kind="apart", **FP8),  # groups of several tiles, a K tail
+        lambda: ints_case(17, 32, 128),
+        lambda: ints_case(32, 40, 136, swap=1, pad=8),
+        lambda: ints_case(17, 23, 77, split=3, pad=3, kind="randn"),
+        lambda: ints_case(20, 24, 2048, split=4, swap=1, block_k=64),  # sums that fp32 does not hold
+        lambda: ints_case(3, 16, 40, split=4),  # slices without any K
         lambda: groups_case("scaled_grouped", 9, 5, 32, 64, kind="apart", swap=0, **FP8, math_mode="reduced"),
     ]
     for run in cases:

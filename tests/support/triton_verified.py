@@ -18,6 +18,7 @@ DEVICE = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 GEMV = {"kernel": "gemv", "rows": 2, "block_k": 64, "warps": 2, "unroll": 1}
 WARPS = {"kernel": "warp_split_k", "rows": 16, "tokens": 8, "block_k": 16, "warps": 2, "stages": 3}
 TILES = {"kernel": "tiles", "rows": 16, "tokens": 16, "block_k": 32, "group": 1, "swap": 1, "warps": 4, "stages": 3}
+INTS = {"kernel": "int_tiles", "rows": 16, "tokens": 32, "block_k": 32, "warps": 4, "stages": 3}
 GROUPED = {"kernel": "grouped", "rows": 16, "tokens": 16, "block_k": 32, "warps": 4, "stages": 3}
 SCALED = GROUPED | {"kernel": "scaled_grouped"}
 FP8 = {"dtype": "fp8_e4m3", "out_dtype": "bf16", "scale": "row"}
@@ -30,6 +31,8 @@ CASES = (
         Problem(family="grouped", batch=9, m=5, n=40, k=72, dtype="fp16", layout="nn"),
         Candidate.of("triton", **GROUPED, swap=0),
     ),
+    (Problem(m=17, n=24, k=136, dtype="i8", out_dtype="i32"), Candidate.of("triton", **INTS, split=2, swap=1)),
+    (Problem(m=21, n=40, k=200, dtype="i8", out_dtype="i32"), Candidate.of("triton", **INTS, split=1, swap=0)),
     (Problem(family="grouped", batch=4, m=13, n=32, k=48, **FP8), Candidate.of("triton", **SCALED, swap=1)),
     (
         Problem(family="grouped", batch=9, m=5, n=32, k=48, **FP8, math_mode="reduced"),
