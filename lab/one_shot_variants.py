@@ -41,11 +41,11 @@ _AGAIN: Final = (
     (_X_ROUND, "copy16_if(true, "),
     ("my.w[i] = (u64)(from + i * ROUND)", "my.w[i] = (u64)min(from + i * ROUND, N - 1 - tile * ROWS)"),
 )
-# Programs of a cluster read neighbouring blocks at a time, not each a part of K of its own
+# Thread blocks of a cluster read neighbouring steps at a time, not each a part of K of its own
 _INTERLEAVED: Final = (
-    ("first_block = part * BLOCKS / PARTS, steps = (part + 1) * BLOCKS / PARTS - first_block;",
-     "first_block = part, steps = (BLOCKS - part + PARTS - 1) / PARTS;"),
-    ("w += block * 128, x += block * 128;", "w += block * (128 * PARTS), x += block * (128 * PARTS);"),
+    ("first_step = part * STEPS / PARTS, steps = (part + 1) * STEPS / PARTS - first_step;",
+     "first_step = part, steps = (STEPS - part + PARTS - 1) / PARTS;"),
+    ("w += step * 128, x += step * 128;", "w += step * (128 * PARTS), x += step * (128 * PARTS);"),
 )  # fmt: skip
 VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     _PLAIN: (),
@@ -58,10 +58,10 @@ VARIANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         *_INTERLEAVED,
         ("cp.async.cg.shared.global [", "cp.async.cg.shared.global.L2::256B ["),
     ),
-    # Of each row of W 256 bytes, two blocks, one after the other; where all fits
+    # Of each row of W 256 bytes, two steps, one after the other; where all fits
     "in pairs": (
-        ("const char* x, u32 w_slot, u32 x_slot, int block) {",
-         "const char* x, u32 w_slot, u32 x_slot, int block, int pair = 1) {"),
+        ("const char* x, u32 w_slot, u32 x_slot, int step) {",
+         "const char* x, u32 w_slot, u32 x_slot, int step, int pair = 1) {"),
         (_W_ROUND,
          f"{{ if (pair > 0) {_W_ROUND} if (pair > 1) copy16_if(N % ROWS == 0 || i * ROUND < my.rows, "
          "w_slot + W_BYTES + my.to + i * ROUND_BYTES, w + 128 + my.w[i]); }"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,8 +25,8 @@ class CudaKernel(OwnKernel):
     samples: Callable[[], Iterable[str]]
 
     def source_hash(self) -> str:
-        """The hash of what is compiled, 12 hex digits."""
-        return sha256("".join(self.samples()).encode()).hexdigest()[:12]
+        """The hash of what is compiled, 12 hex digits: no comments, and no spaces at the ends of lines."""
+        return sha256("".join(map(_without_comments, self.samples())).encode()).hexdigest()[:12]
 
     def symbol(self, found: Any) -> str:
         """What the binary of a configuration calls its kernel; not in the source, so that stamps stay as they were."""
@@ -40,3 +41,8 @@ class CudaKernel(OwnKernel):
         if made.spill_bytes:
             raise CandidateFailed(f"{found} for {self.target}: spills {made.spill_bytes} bytes per thread")
         return made
+
+
+def _without_comments(source: str) -> str:
+    code = re.sub(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or " ", source, flags=re.DOTALL)
+    return "".join(f"{line.rstrip()}\n" for line in code.splitlines() if line.strip())

@@ -1,31 +1,31 @@
-// Y = X W^T + bias for up to 256 tokens, on sm_90: a program's part of W and of X on its way at once, sums over a cluster.
+// Y = X W^T + bias for up to 256 tokens: a thread block's part of W and X on its way at once, sums over a cluster.
 //
-// A program takes ROWS rows of W, any multiple of 8, up to TOKENS tokens, and a part of K; the PARTS programs of a cluster
-// take all of K. It asks for all that shared memory has room for before anything else, and multiplies blocks of 64 of K
-// as they come (wgmma, each of GROUPS warp groups 64 tokens x ROWS; what it reads of tokens past TOKENS makes no sum that
-// is used). Sums go to the programs of the cluster that add them up, each some units of 16 tokens x 8 rows, in the order
-// of the parts: results are bitwise equal from run to run.
+// A thread block takes ROWS rows of W, any multiple of 8, up to TOKENS tokens, and a part of K; the PARTS thread
+// blocks of a cluster take all of K. It asks for all that shared memory has room for before anything else, and
+// multiplies steps of 64 of K as they come (wgmma, each of GROUPS warp groups 64 tokens x ROWS; what it reads of
+// tokens past TOKENS makes no sum that is used). Sums go to the thread blocks of the cluster that add them up, each
+// some units of 16 tokens x 8 rows, in the order of the parts: results are bitwise equal from run to run.
 //
-// one_shot.py defines N, K, ROWS, PARTS, DEPTH (blocks of 64 of K in shared memory), TOKENS (a multiple of 16), GROUPS,
+// one_shot.py defines N, K, ROWS, PARTS, DEPTH (steps that shared memory holds), TOKENS (a multiple of 16), GROUPS,
 // BIAS, NAME, CLUSTER, and, for the type of the operands, `mma`, `pair_of` and `value`, in place of OF_THIS_TYPE below.
-// NVRTC compiles it without any header. PTX ISA 8.1; the layouts of operands and sums are those of wgmma.mma_async for
-// 16-bit types: both K-major, rows of 128 bytes, swizzled by 128.
+// NVRTC compiles it without any header, and takes no names for operands of inline PTX. sm_90, PTX ISA 8.1; the layouts
+// of operands and sums are those of wgmma.mma_async for 16-bit types: both K-major, rows of 128 bytes, swizzled by 128.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr int BLOCKS = K / 64, MOST = (BLOCKS + PARTS - 1) / PARTS;  // of 64 of K: in all; of a program, or one less
-constexpr bool ONCE = MOST <= DEPTH;                                 // shared memory has room for all of a program's
-constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;          // of a block
+constexpr int STEPS = K / 64, MOST = (STEPS + PARTS - 1) / PARTS;    // in all; of a thread block, or one less
+constexpr bool ONCE = MOST <= DEPTH;                                 // shared memory has room for all of them
+constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;          // of a step
 constexpr int THREADS = 128 * GROUPS, WARPS = 4 * GROUPS;
-constexpr int ROUND = 16 * GROUPS, ROUND_BYTES = ROUND * 128;        // rows of a block that the threads copy at a time
+constexpr int ROUND = 16 * GROUPS, ROUND_BYTES = ROUND * 128;        // rows of a step that the threads copy at a time
 constexpr int W_ROUNDS = (ROWS + ROUND - 1) / ROUND, X_ROUNDS = (TOKENS + ROUND - 1) / ROUND;
-constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                      // of sums, that a program sends
-constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                    // units that a program adds up
-constexpr int UNIT_BYTES = 512;                                      // 128 sums, in the order of the lanes that have them
+constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                      // of sums, that a thread block sends
+constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                    // units that a thread block adds up
+constexpr int UNIT_BYTES = 512;                                      // 128 sums, in the order of their lanes
 
 OF_THIS_TYPE
 
-__device__ __forceinline__ u32 of_program(u32 address, u32 rank) {
+__device__ __forceinline__ u32 in_block(u32 address, u32 rank) {  // the same address in another block of the cluster
   u32 there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
@@ -48,7 +48,10 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
   asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}"
                ::"r"(barrier), "r"(phase) : "memory");
 }
+// A matrix in shared memory as wgmma describes it: address / 16, and above it the bits for "rows of eight are 1024
+// bytes apart" (64 << 32), "the leading dimension is not used" (1 << 16), "swizzled by 128" (1 << 62).
 __device__ __forceinline__ u64 operand(u32 at) { return (u64)((at >> 4) & 0x3fff) | 0x4000004000010000ull; }
+// sums += a step of X and W: four products of 16 of K, 32 bytes of a row each.
 __device__ __forceinline__ void multiply(float* sums, u32 x, u32 w) {
   u64 a = operand(x), b = operand(w);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -57,13 +60,13 @@ __device__ __forceinline__ void multiply(float* sums, u32 x, u32 w) {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-struct Copies {  // of one thread, 16 bytes each: where they begin in a block, and where in its place in shared memory
+struct Copies {  // of one thread, 16 bytes each: where they begin in a step, and where in its place in shared memory
   u64 w[W_ROUNDS], x[X_ROUNDS];
   u32 to;
   int rows, tokens;  // that there are from its first one on: no more are read, the sums of others are never stored
 };
-__device__ __forceinline__ void load(const Copies& my, const char* w, const char* x, u32 w_slot, u32 x_slot, int block) {
-  w += block * 128, x += block * 128;
+__device__ __forceinline__ void load(const Copies& my, const char* w, const char* x, u32 w_slot, u32 x_slot, int step) {
+  w += step * 128, x += step * 128;
 #pragma unroll
   for (int i = 0; i < W_ROUNDS; i++)
     if (ROWS % ROUND == 0 || i < W_ROUNDS - 1 || threadIdx.x < ROWS % ROUND * 8)
@@ -74,7 +77,7 @@ __device__ __forceinline__ void load(const Copies& my, const char* w, const char
       copy16_if(i < X_ROUNDS - 1 || i * ROUND < my.tokens, x_slot + my.to + i * ROUND_BYTES, x + my.x[i]);
 }
 
-// With room for all: each thread waits for its own copies, block after block. No fence between the proxies: neither
+// With room for all: each thread waits for its own copies, step after step. No fence between the proxies: neither
 // Triton nor CUTLASS has one between cp.async and wgmma, and it waits for the copies under way.
 template <int STEP> __device__ __forceinline__ void multiply_from(float* sums, u32 xs, u32 ws, int steps) {
   if constexpr (STEP < MOST) {
@@ -106,15 +109,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 #endif
   extern __shared__ __align__(1024) char memory[];
   const u32 ws = (u32)__cvta_generic_to_shared(memory), xs = ws + DEPTH * W_BYTES;
-  const u32 others = xs + DEPTH * X_BYTES;                                   // the sums that come to this program
+  const u32 others = xs + DEPTH * X_BYTES;                                   // the sums that come to this thread block
   const u32 all_sums = others + (PARTS > 1 ? PARTS * EACH * UNIT_BYTES : 0), loaded = all_sums + 8;  // barriers
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, x_of_group = thread / 128 * 64 * 128;
   const int tile = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
-  const int first_block = part * BLOCKS / PARTS, steps = (part + 1) * BLOCKS / PARTS - first_block;
+  const int first_step = part * STEPS / PARTS, steps = (part + 1) * STEPS / PARTS - first_step;
 
   const int first_token = blockIdx.y * TOKENS;
-  w += ((u64)tile * ROWS * ldw + first_block * 64) * 2, x += ((u64)first_token * ldx + first_block * 64) * 2;
-  y += (u64)first_token * N * 2, m = min(m - first_token, TOKENS);
+  w += ((u64)tile * ROWS * ldw + first_step * 64) * 2, x += ((u64)first_token * ldx + first_step * 64) * 2;
+  y += (u64)first_token * N * 2, m = min(m - first_token, TOKENS);  // from here on the rows of X of this tile alone
   const int from = thread / 8, chunk = thread % 8;
   Copies my;
   my.to = from * 128 + ((chunk ^ (from & 7)) << 4);
@@ -159,7 +162,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++) {
       int unit = warp * (ROWS / 8) + i, owner = unit / EACH;
-      owners[i] = of_program(others, owner);
+      owners[i] = in_block(others, owner);
       places[i] = owners[i] + (part * EACH + unit - owner * EACH) * UNIT_BYTES + lane * 16;
       asm volatile("" : "+r"(owners[i]), "+r"(places[i]));  // now, while nothing is there to be multiplied
     }
@@ -171,13 +174,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   if constexpr (ONCE) {
     multiply_from<0>(sums, xs + x_of_group, ws, steps);
   } else {
-    int slot = 0, phase = 0, free = DEPTH - 2;  // where the next block is, and the one before the last one was
+    // `slot` has the next step. `free` is two places behind: the product of what was there has ended, as one product
+    // alone is on its way when the next step is waited for
+    int slot = 0, phase = 0, free = DEPTH - 2;
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
       wait_for(loaded + 8 * slot, phase);
       multiply(sums, xs + x_of_group + slot * X_BYTES, ws + slot * W_BYTES);
       if (i >= 2 && i - 2 + DEPTH < steps) {
-        all_here();  // and done with that block
+        all_here();  // and done with that step
         load(my, w, x, ws + free * W_BYTES, xs + free * X_BYTES, i - 2 + DEPTH);
         arrive_when_loaded(loaded + 8 * free);
       }
@@ -202,7 +207,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     return;
   }
   if (warp < TOKENS / 16) {
-    const u32 here = of_program(others, part);  // its own do not take the way over the cluster
+    const u32 here = in_block(others, part);  // its own do not take the way over the cluster
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
       if (owners[i] == here)

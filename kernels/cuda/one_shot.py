@@ -2,15 +2,6 @@
 
 What goes through an SM's shared memory decides: so clusters are large and tiles as low as one wave allows.
 Above 64 tokens a thread block takes a tile of them, and has a warp group for each 64.
-
-To read one_shot.cu, whose text is part of the stamp, comments too, and so stays as it was measured:
-    program       a thread block; a unit is a piece of its sums, 16 tokens by 8 rows
-    operand(at)   what wgmma is told of a matrix in shared memory: its address / 16, and above that the bits for "rows
-                  of eight are 1024 bytes apart" (64 << 32), "the leading dimension is not used" (1 << 16) and
-                  "swizzled by 128 bytes" (1 << 62)
-    m             rows of X; from its second use on, those of this thread block's tile
-    free          two places behind `slot` in the ring, so DEPTH - 2 at the start: the product of the block there has
-                  ended, as one product alone is on its way when the next block is waited for
 """
 
 from __future__ import annotations

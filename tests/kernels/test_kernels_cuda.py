@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -53,6 +53,26 @@ def test_its_solutions_hold_for_one_compiler_and_one_architecture(monkeypatch: p
     assert isinstance(BACKENDS["cuda"], CompiledBackend)
     monkeypatch.setattr(nvrtc, "version", lambda: None)
     assert BACKENDS["cuda"].stamps(H200) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (lambda text: text.replace("typedef", "// what follows are types\n  \ntypedef", 1), True),
+        (lambda text: text.replace(" {\n", " {  /* begins\n here */\n"), True),
+        (lambda text: text.replace("mapa.shared", "/*mapa*/.shared", 1), False),  # in a string
+        (lambda text: text.replace("STEPS", "STEPS "), False),
+        (lambda text: text.replace("#if BIAS\n", "#if 1\n"), False),
+    ],
+    ids=["a comment", "a comment of two lines", "a string", "code", "a condition"],
+)
+def test_a_comment_is_no_part_of_a_stamp(change: Callable[[str], str], same: bool) -> None:
+    kernel = one_shot.KERNEL
+    sources = list(kernel.samples())
+    changed = [change(source) for source in sources]
+
+    assert all(now != before for now, before in zip(changed, sources, strict=True))
+    assert (replace(kernel, samples=lambda: changed).source_hash() == kernel.source_hash()) == same
 
 
 @pytest.mark.parametrize(

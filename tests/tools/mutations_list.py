@@ -345,10 +345,10 @@ MUTATIONS: Final = (
         ("kernels/test_kernels_backends.py::test_packed_weights_give_the_same_result",),
     ),
     M(
-        "thread blocks of one shot read a block of K too few",
+        "thread blocks of one shot read a step of K too few",
         "kernels/cuda/one_shot.cu",
-        "steps = (part + 1) * BLOCKS / PARTS - first_block;",
-        "steps = (part + 1) * BLOCKS / PARTS - first_block - (PARTS > 1);",
+        "steps = (part + 1) * STEPS / PARTS - first_step;",
+        "steps = (part + 1) * STEPS / PARTS - first_step - (PARTS > 1);",
         ("kernels/test_kernels_cuda_ptx.py::test_sums_are_right_and_nothing_else_is_read_or_written",),
     ),
 )
