@@ -35,7 +35,8 @@ An algorithm of a library that programs load anyway (LibraryLaunch), run by hook
 
 An operator that is registered with torch in the program (OperatorLaunch), called by hooks/native/operator_call.h:
     operator, schema        its name, and its schema as torch prints it, which must be equal in the program
-    arguments               of the operator, in its order: operands by name, `alpha`, `beta`, or constants
+    arguments               of the operator, in its order: operands by name, `alpha`, `beta`, or constants, of which a
+                            text begins with `=`.  An operator that takes `y` writes its result into it
     package, version        of the distribution that registers it; the program must have the same
 
 Records of version 1, which have no `v`, are converted when they are read (launch_v1.py).
@@ -51,14 +52,15 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_OPERATOR_ARGUMENTS
+from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_OPERATOR_ARGUMENTS, MAX_TEXT
 from gemmtuned.configs.launch_v1 import check_number, converted
 from gemmtuned.configs.problem import MAX_DIM, SCALES, ZERO_POINTS, Problem
 
 VERSION: Final = 2
 SLOTS: Final = ("x", "w", "scale_x", "scale_w", "zero_x", "sums_w", "bias", "c", "offs", "y")  # Slot of slots.h
 TURNED: Final = {"b": "w", "scale_b": "scale_w"}
-OPERANDS: Final = (*SLOTS[:-1], *TURNED, "alpha", "beta")  # what may be passed to an operator
+OPERANDS: Final = (*SLOTS, *TURNED, "alpha", "beta")  # what may be passed to an operator
+TEXT: Final = "="  # what a constant text of an operator begins with
 WHATS: Final = ("ptr", "size", "stride", "dim", "numel", "contiguous")  # enum What
 OPS: Final = ("==", "%", "<=", ">=")  # enum Op
 PLAIN: Final = ("partials", "counters", "null")
@@ -71,6 +73,7 @@ MAX_CONDITIONS: Final = 32
 TYPES: Final = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "i8", "i32")  # of a library's operands
 COMPUTES: Final = ("f32", "tf32", "i32")
 INT32_MAX: Final = (1 << 31) - 1
+_TEXT: Final = rf"{TEXT}[ -~]{{0,{MAX_TEXT}}}"
 _QUANTITY: Final = r"([a-z_]+)\.(?:(ptr|dim|numel|contiguous)|(size|stride)([0-3]))"
 _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
@@ -251,7 +254,7 @@ class OperatorLaunch(Launch):
     @property
     def named(self) -> frozenset[str]:
         given = (a for a in self.arguments if isinstance(a, str) and a not in ("alpha", "beta"))
-        return frozenset({"y", *(TURNED.get(a, a) for a in given)})
+        return frozenset({"y", *(TURNED.get(a, a) for a in given if not a.startswith(TEXT))})
 
     @property
     def needed(self) -> frozenset[str]:
@@ -383,7 +386,8 @@ def _check_operator(facts: dict[str, Any]) -> None:
     if not facts["schema"].startswith(facts["operator"]):
         raise TableError(f"launch.schema is {facts['schema'][:80]!r}, expected that of {facts['operator']}")
     known = isinstance(arguments, list) and all(
-        x in OPERANDS if isinstance(x, str) else x is None or isinstance(x, int | float) for x in arguments
+        x in OPERANDS or re.fullmatch(_TEXT, x) if isinstance(x, str) else x is None or isinstance(x, int | float)
+        for x in arguments
     )
     if not known or len(arguments) > MAX_OPERATOR_ARGUMENTS or "x" not in arguments:
         raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected operands of {OPERANDS} and constants")

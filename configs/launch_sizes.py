@@ -6,3 +6,4 @@ from typing import Final
 
 MAX_ARGUMENTS: Final = 24  # of a kernel
 MAX_OPERATOR_ARGUMENTS: Final = 16
+MAX_TEXT: Final = 31  # characters of an operator's constant

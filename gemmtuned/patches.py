@@ -20,6 +20,8 @@ from gemmtuned.hooks.imports import importing
 
 log = logging.getLogger("gemmtuned")
 PATCHES: Final = {  # name -> (the module that is patched, ours that does it)
+    "deep_gemm": ("deep_gemm", "gemmtuned.kernels.from_deep_gemm"),
+    "flashinfer": ("flashinfer.gemm", "gemmtuned.kernels.from_flashinfer"),
     "transformers.moe": ("transformers.integrations.moe", "gemmtuned.ops.transformers_moe"),
 }
 

@@ -87,8 +87,13 @@ struct Cpu {
   }
 
   // Runs the route; the result is in memory of its own.
-  static Tensor run(const Route& route, const Problem&, const Slots& slots) {
+  static Tensor run(const Route& route, const Problem& p, Slots slots) {
     at::AutoDispatchBelowADInplaceOrView below;  // as inside any backend kernel: no autograd for what we call
+    Tensor y;
+    if (route.op && route.op->writes()) {
+      y = empty_result(slots.x(), slots.w(), static_cast<at::ScalarType>(p.out_dtype));
+      slots.t[SLOT_Y] = &y;
+    }
     return route.rows ? run_rows(*route.rows, slots) : run_code(route.code, route, slots);
   }
 

@@ -73,11 +73,8 @@ struct Cuda {
     at::AutoDispatchBelowADInplaceOrView below;
     const Tensor &a = slots.x(), &b = slots.w();
     const On here(a.device());
-    if (route.op) return (*route.op)(slots);
-    const auto type = static_cast<at::ScalarType>(p.out_dtype);
-    const auto options = C10_LIKELY(type == a.scalar_type()) ? a.options() : a.options().dtype(type);
-    const Tensor y = a.dim() == 2 ? at::empty({a.size(0), b.size(-1)}, options)
-                                  : at::empty({a.size(0), a.size(1), b.size(2)}, options);
+    if (route.op && !route.op->writes()) return (*route.op)(slots);
+    const Tensor y = empty_result(a, b, static_cast<at::ScalarType>(p.out_dtype));
     slots.t[SLOT_Y] = &y;
     launch(route, slots);
     return y;
@@ -86,12 +83,13 @@ struct Cuda {
   // Straight into y of `slots` where that is the same as through a fresh tensor.
   static bool run_into(const Route& route, const Slots& slots) {
     const Tensor& y = *slots.t[SLOT_Y];
-    if (route.op || !y.is_contiguous() || reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16) return false;
+    if ((route.op && !route.op->writes()) || !y.is_contiguous() || reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16) return false;
     for (int i = 0; i < SLOT_Y; ++i) {
       const bool in_place = route.lt && i == SLOT_C && slots.c() == &y;  // as the library allows
       if (slots.t[i] && !in_place && at::get_overlap_status(y, *slots.t[i]) != at::MemOverlapStatus::No) return false;
     }
     const On here(y.device());
+    at::AutoDispatchBelowADInplaceOrView below;
     launch(route, slots);
     return true;
   }
@@ -211,6 +209,7 @@ struct Cuda {
 
   static void launch(const Route& route, const Slots& slots) {
     const Tensor &a = slots.x(), &y = *slots.t[SLOT_Y];
+    if (route.op) return void((*route.op)(slots));
     cuda::bind_context(a.device().index());
     if (route.lt) return cuda::launch(*route.lt, slots);
     if (C10_LIKELY(!route.chain_rows)) return cuda::launch(*route.launch, slots);

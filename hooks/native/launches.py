@@ -13,6 +13,7 @@ from gemmtuned.configs.launch import (
     OPS,
     PLAIN,
     SLOTS,
+    TEXT,
     TURNED,
     WHATS,
     Axis,
@@ -27,7 +28,7 @@ from gemmtuned.kernels.cublaslt import COMPUTES, DATA_TYPES, SCALE_MODES
 
 _NO_SLOT: Final = len(SLOTS)
 _OPERAND: Final = 0  # ArgumentKind
-_AS_TORCH, _ALPHA, _BETA, _NOTHING, _INTEGER, _REAL, _TRUTH = 16, 32, 33, 34, 35, 36, 37  # OperandKind
+_AS_TORCH, _ALPHA, _BETA, _NOTHING, _INTEGER, _REAL, _TRUTH, _TEXT = 16, 32, 33, 34, 35, 36, 37, 38  # OperandKind
 
 
 def conditions(given: Iterable[Condition], rank: int) -> list[Cond]:
@@ -85,12 +86,16 @@ def operator_call(record: OperatorLaunch) -> OperatorCall:
             call.integer[i] = argument
         elif isinstance(argument, float):
             call.real[i] = argument
+        elif isinstance(argument, str) and argument.startswith(TEXT):
+            call.text[i].value = argument.removeprefix(TEXT).encode()
     return call
 
 
 def _operand_kind(argument: Any) -> int:
     if argument in ("alpha", "beta"):
         return _ALPHA if argument == "alpha" else _BETA
+    if isinstance(argument, str) and argument.startswith(TEXT):
+        return _TEXT
     if isinstance(argument, str):
         return _slot(argument) + (_AS_TORCH if argument in TURNED else 0)
     if argument is None:

@@ -75,6 +75,7 @@ inline const char* mirrored_fields() {
       GEMMTUNED_FIELD(OperatorLaunch, real),
       GEMMTUNED_FIELD(OperatorLaunch, kind),
       GEMMTUNED_FIELD(OperatorLaunch, count),
+      GEMMTUNED_FIELD(OperatorLaunch, text),
       GEMMTUNED_FIELD(OperatorLaunch, name),
       GEMMTUNED_FIELD(OperatorLaunch, overload),
       GEMMTUNED_FIELD(OperatorLaunch, schema),

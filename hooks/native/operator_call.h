@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
 
 #include <string>
 
@@ -12,8 +13,9 @@
 namespace gemmtuned {
 
 constexpr int kOperatorArguments = 16;
+constexpr int kOperatorText = 32;
 // A Slot: that operand as the record has it, [N, K] for w; AS_TORCH: as torch takes it.
-enum OperandKind : uint8_t { AS_TORCH = 16, ALPHA = 32, BETA, NOTHING, INTEGER, REAL, TRUTH };
+enum OperandKind : uint8_t { AS_TORCH = 16, ALPHA = 32, BETA, NOTHING, INTEGER, REAL, TRUTH, TEXT };
 
 // What to call: an OperatorLaunch of configs/launch.py. Mirrored in hooks/native/launches.py.
 struct OperatorLaunch {
@@ -21,14 +23,26 @@ struct OperatorLaunch {
   double real[kOperatorArguments];
   uint8_t kind[kOperatorArguments];
   uint8_t count;
+  char text[kOperatorArguments][kOperatorText];
   char name[256], overload[128], schema[2048];
 };
+
+// Memory for the result of a [.., K] by b [.., K, N], without contents.
+inline at::Tensor empty_result(const Tensor& a, const Tensor& b, at::ScalarType type) {
+  const auto options = C10_LIKELY(type == a.scalar_type()) ? a.options() : a.options().dtype(type);
+  return a.dim() == 2 ? at::empty({a.size(0), b.size(-1)}, options)
+                      : at::empty({a.size(0), a.size(1), b.size(2)}, options);
+}
 
 class OperatorCall {
  public:
   // Throws where the program has no such operator, or one with another schema.
-  explicit OperatorCall(const OperatorLaunch& facts) : facts_(facts), op_(find(facts)) {}
+  explicit OperatorCall(const OperatorLaunch& facts) : facts_(facts), op_(find(facts)), writes_(writes_y(facts)) {}
 
+  // Whether it writes into y of the slots, which must be there.
+  bool writes() const { return writes_; }
+
+  // The result: y of `slots` where the operator writes into it, else what it returns.
   at::Tensor operator()(const Slots& slots) const {
     torch::jit::Stack stack;
     stack.reserve(facts_.count);
@@ -39,11 +53,13 @@ class OperatorCall {
         case INTEGER: stack.emplace_back(facts_.integer[i]); break;
         case REAL: stack.emplace_back(facts_.real[i]); break;
         case TRUTH: stack.emplace_back(facts_.integer[i] != 0); break;
+        case TEXT: stack.emplace_back(std::string(facts_.text[i])); break;
         case NOTHING: stack.emplace_back(); break;
         default: push(stack, slots, static_cast<uint8_t>(kind & ~AS_TORCH), kind & AS_TORCH);
       }
     }
     op_.callBoxed(stack);
+    if (writes_) return *slots.t[SLOT_Y];
     TORCH_CHECK(stack.size() == 1 && stack[0].isTensor(), facts_.name, " returned no tensor");
     return std::move(stack[0]).toTensor();
   }
@@ -57,6 +73,12 @@ class OperatorCall {
     else stack.emplace_back(*t);
   }
 
+  static bool writes_y(const OperatorLaunch& facts) {
+    for (int i = 0; i < facts.count; ++i)
+      if (facts.kind[i] == SLOT_Y) return true;
+    return false;
+  }
+
   static c10::OperatorHandle find(const OperatorLaunch& facts) {
     const auto found = c10::Dispatcher::singleton().findSchema({facts.name, facts.overload});
     TORCH_CHECK(found, "this program has no operator ", facts.name);
@@ -68,6 +90,7 @@ class OperatorCall {
 
   const OperatorLaunch facts_;
   const c10::OperatorHandle op_;
+  const bool writes_;
 };
 
 }  // namespace gemmtuned

@@ -17,7 +17,8 @@ it is served where it has that operator itself, in the same version.  docs/exten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -28,35 +29,43 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import OPERANDS, TURNED, Condition, OperatorLaunch
+from gemmtuned.configs.launch import OPERANDS, TEXT, TURNED, Condition, OperatorLaunch
 from gemmtuned.configs.launch_values import checker
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import DTYPES, Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
+from gemmtuned.kernels.dtypes import torch_dtype
 from gemmtuned.kernels.families import family_of
 
+logger = logging.getLogger("gemmtuned.kernels")
+
+OUT_DTYPE: Final = "out_dtype"
+Argument = str | int | float | bool | None
 OTHERS: Final = 60  # `order` of a backend that says nothing: after torch's own libraries, before what we compile
 
 
 @dataclass(frozen=True)
 class OperatorBackend:
-    """A backend whose one candidate is a registered operator that allocates its result.
+    """A backend whose one candidate is a registered operator, which returns its result or writes it into `y`.
 
-    package: the distribution whose version its solutions hold for.  imports: modules that register the operator.
-    operator: `namespace::name` or `namespace::name.overload`.  arguments: of the operator, in its order: `x` [M, K],
-    `w` [N, K], `b` [K, N] as torch.mm takes it, `bias` [N] or None; anything else that is no text is passed as it is.
-    suits: problems that it runs.  kinds: of devices.  contiguous: operands that must be, else torch runs the call.
-    order: at a tie the backend with the lower one wins.
+    package: the distribution whose version its solutions hold for, or names that it has had: the one that is installed
+    counts.  imports: modules that register the operator.  operator: `namespace::name` or `namespace::name.overload`.
+    arguments: of the operator, in its order, or by the names that its schema has, whose other arguments have their
+    defaults: `x` [M, K], `w` [N, K], `b` [K, N] as torch.mm takes it, `bias` [N] or None, `y` [M, N] to write into,
+    `out_dtype` for torch's number of Y's data type; a text is `=nk`, and anything else is passed as it is.
+    suits: problems that it runs.  kinds: of devices.  contiguous: operands that must be, else torch runs the call;
+    conditions: what else operands must meet.  order: at a tie the backend with the lower one wins.
     """
 
     name: str
-    package: str
+    package: str | tuple[str, ...]
     operator: str
-    arguments: tuple[str | int | float | bool | None, ...]
+    arguments: tuple[Argument, ...] | Mapping[str, Argument]
     suits: Callable[[Problem], bool]
     imports: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("cuda",)
     contiguous: tuple[str, ...] = ("x", "w")
+    conditions: tuple[Condition, ...] = ()
     order: int = OTHERS
 
     def stamps(self, device: Device) -> dict[str, str]:
@@ -64,12 +73,16 @@ class OperatorBackend:
         if device.kind not in self.kinds:
             return {}
         try:
+            stamp = self._distribution[1]
             for module in self.imports:
                 import_module(module)
             self._function  # noqa: B018  raises where it is not registered
-            return {self.name: version(self.package)}
-        except (ImportError, PackageNotFoundError, CandidateFailed):
+        except (ModuleNotFoundError, PackageNotFoundError, CandidateFailed):
             return {}
+        except Exception as err:  # a package that is installed, and broken, is its owner's matter
+            logger.warning("backend %s left out: %s: %s", self.name, type(err).__name__, err)
+            return {}
+        return {self.name: stamp}
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
         """One, without a config, for what suits."""
@@ -80,9 +93,10 @@ class OperatorBackend:
         """Raises CandidateFailed for what does not suit, and where the operator is not registered."""
         if candidate != Candidate(self.name) or not self.suits(problem):
             raise CandidateFailed(f"{candidate} does not run {problem}")
-        function, arguments, takes = self._function, self.arguments, checker(self._conditions)
+        function, arguments, takes = self._function, self._arguments(problem), checker(self._conditions)
         family = family_of(problem)
         stock, names = family.default(problem).call, [o.name for o in family.operands if not o.result]
+        writes, out = "y" in arguments, torch_dtype(problem.out_dtype)
 
         def run(*tensors: Tensor | None) -> Tensor:
             given: dict[str, Any] = {"alpha": 1, "beta": 1, **dict(zip(names, tensors, strict=False))}
@@ -91,33 +105,86 @@ class OperatorBackend:
                 given[slot] = t.mT if t is not None and t.dim() > 1 else t
             if not takes(given):
                 return stock(*tensors)
-            y: Tensor = function(*(given.get(a) if isinstance(a, str) else a for a in arguments))
-            return y
+            if writes:
+                x, b = given["x"], given["b"]
+                given["y"] = x.new_empty((*x.shape[:-1], b.shape[-1]), dtype=out)
+            y: Tensor = function(*(_passed(a, given) for a in arguments))
+            return given["y"] if writes else y
 
         return StatelessKernel(run)
 
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
         """As LaunchedBackend.launch_of: what the native hook calls, and what must be equal there."""
         self.prepare(candidate, problem)
+        package, installed = self._distribution
         record = OperatorLaunch(
-            operator=self.operator, schema=str(self._function._schema), arguments=self.arguments,
-            package=self.package, version=version(self.package),
+            operator=self.operator, schema=str(self._function._schema), arguments=self._arguments(problem),
+            package=package, version=installed,
             conditions=(Condition("x.size0", "<=", problem.m), *self._conditions),
         )  # fmt: skip
         return record.text(), None
 
     @property
     def _conditions(self) -> tuple[Condition, ...]:
-        return tuple(Condition(f"{name}.contiguous", "==", 1) for name in self.contiguous)
+        return (*(Condition(f"{name}.contiguous", "==", 1) for name in self.contiguous), *self.conditions)
+
+    def _arguments(self, problem: Problem) -> tuple[Argument, ...]:
+        """What is passed in a call, in the operator's order. Raises CandidateFailed for names that nothing has."""
+        given = self.arguments
+        if isinstance(given, Mapping):
+            given = _in_order(self.name, given, self._function._schema)
+        strays = [
+            x for x in (*given, *self.contiguous)
+            if isinstance(x, str) and not x.startswith(TEXT) and x not in (*OPERANDS, OUT_DTYPE)
+        ]  # fmt: skip
+        if strays:
+            raise CandidateFailed(
+                f"backend {self.name}: {strays[0]!r} is no operand, expected {', '.join((*OPERANDS, OUT_DTYPE))}"
+            )
+        return tuple(DTYPES[problem.out_dtype] if x == OUT_DTYPE else x for x in given)
+
+    @property
+    def _distribution(self) -> tuple[str, str]:
+        """(its name, its version) of the first that is installed. Raises PackageNotFoundError."""
+        names = (self.package,) if isinstance(self.package, str) else self.package
+        for name in names[:-1]:
+            try:
+                return name, version(name)
+            except PackageNotFoundError:  # noqa: PERF203  the next name
+                pass
+        return names[-1], version(names[-1])
 
     @cached_property
     def _function(self) -> Any:
-        strays = [x for x in (*self.arguments, *self.contiguous) if isinstance(x, str) and x not in OPERANDS]
-        if strays:
-            raise CandidateFailed(f"backend {self.name}: {strays[0]!r} is no operand, expected {', '.join(OPERANDS)}")
         namespace, _, name = self.operator.partition("::")
         base, _, overload = name.partition(".")
         try:
             return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
         except AttributeError as err:
             raise CandidateFailed(f"backend {self.name}: operator {self.operator} is not registered") from err
+
+
+def _passed(argument: Argument, given: Mapping[str, Any]) -> Any:
+    if not isinstance(argument, str):
+        return argument
+    return argument.removeprefix(TEXT) if argument.startswith(TEXT) else given.get(argument)
+
+
+def _in_order(backend: str, named: Mapping[str, Argument], schema: Any) -> tuple[Argument, ...]:
+    """Arguments in the order of a schema (torch.FunctionSchema). Raises CandidateFailed where they do not fit it."""
+    left, found = dict(named), []
+    for argument in schema.arguments:
+        if argument.name in left:
+            found.append(left.pop(argument.name))
+            continue
+        if not argument.has_default_value() and not isinstance(argument.type, torch.OptionalType):
+            raise CandidateFailed(f"backend {backend}: nothing is known for argument {argument.name} of {schema}")
+        value = argument.default_value if argument.has_default_value() else None
+        if not (value is None or isinstance(value, str | int | float)):
+            raise CandidateFailed(
+                f"backend {backend}: the default of argument {argument.name} of {schema} is no number"
+            )
+        found.append(TEXT + value if isinstance(value, str) else value)
+    if left:
+        raise CandidateFailed(f"backend {backend}: {schema} has no argument {', '.join(left)}")
+    return tuple(found)
