@@ -68,7 +68,9 @@ _VARIABLES: Final = (
         "idle: vLLM captures its graphs anew, when idle, for a new table; or off",
     ),
     Variable(
-        "GEMMTUNED_PATCH", "unset", "patches to apply at the start, as gemmtuned.patch(...) does: transformers.moe"
+        "GEMMTUNED_PATCH",
+        "unset",
+        "patches to apply at the start, as gemmtuned.patch(...) does: transformers.moe, deep_gemm, flashinfer",
     ),
     Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
 )

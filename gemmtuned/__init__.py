@@ -116,6 +116,7 @@ def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
 def patch(name: str) -> Callable[[], None]:
     """Have Python code of another project run its products through gemmtuned.ops; `transformers.moe` is known.
 
+    `deep_gemm` and `flashinfer` register functions of these as operators, which published solutions can call.
     Returns a function that takes the patch back.  GEMMTUNED_PATCH=transformers.moe does it without a change to the
     program, about a second after it has imported the project.  Off unless asked for: results may differ by rounding.
     While the hook is off, and where no kernel is known to be faster, the project's own code runs as without the patch.

@@ -44,7 +44,7 @@ Argument = str | int | float | bool | None
 OTHERS: Final = 60  # `order` of a backend that says nothing: after torch's own libraries, before what we compile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OperatorBackend:
     """A backend whose one candidate is a registered operator, which returns its result or writes it into `y`.
 

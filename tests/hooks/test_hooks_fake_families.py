@@ -286,10 +286,17 @@ def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
     from gemmtuned.configs.launch import OperatorLaunch
     theirs = torch.library.Library("theirs", "DEF")
     theirs.define("scaled(Tensor sx, Tensor x, Tensor w, Tensor sw) -> Tensor")
+    theirs.define("into(Tensor x, Tensor w, Tensor sx, Tensor sw, str how, int type, Tensor(a!) y) -> ()")
     theirs.define("sum(Tensor c, Tensor x, Tensor b, float alpha, float beta, bool sure) -> Tensor")
     def of_rows(sx, x, w, sw):
         sx, x, w, sw = map(host, (sx, x, w, sw))
         return torch.ops.fake.on_gpu(((x.float() * sx) @ (w.float() * sw).t()).bfloat16())
+    written = []
+    def into(x, w, sx, sw, how, type, y):
+        written.append([how, type])
+        made = host(of_rows(sx, x, w, sw))
+        ctypes.memmove(y.data_ptr(), made.data_ptr(), made.numel() * 2)
+    theirs.impl("into", into, "CUDA")
     def of_sum(c, x, b, alpha, beta, sure):
         return torch.ops.fake.on_gpu(beta * host(c) + alpha * (host(x) @ host(b)) if sure else host(c))
     theirs.impl("scaled", of_rows, "CUDA")
@@ -307,6 +314,8 @@ def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
 
     operator(problem, "scaled", "scale_x", "x", "w", "scale_w")
     said = [torch.equal(host(y), right) for y in (of_v1(), of_v2())] + [outcomes()]
+    operator(problem, "into", "x", "w", "scale_x", "scale_w", "=nk", 15, "y")
+    said.append(check(lambda: written))
     added = Problem(family="dense_add", m=4, n=8, k=16, dtype="fp32")
     operator(added, "sum", "c", "x", "b", "alpha", "beta", True)
     c = torch.randn(4, 8)
@@ -315,7 +324,8 @@ def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
     print(json.dumps(said))
     """,
     )
-    assert said == [True, True, ["scaled exact 2"], True, ["dense_add exact 1"], []]
+    into = [True, [True, True, True], ["scaled exact 4"], [["nk", 15]] * 4, []]
+    assert said == [True, True, ["scaled exact 2"], into, True, ["dense_add exact 1"], []]
 
 
 def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> None:

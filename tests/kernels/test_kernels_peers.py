@@ -1,0 +1,210 @@
+"""Other libraries' kernels as candidates, each by stand-ins with its documented schema (support/peers_site.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import peers_site
+import pytest
+import torch
+from hooked import Home
+
+from gemmtuned.configs.solution import Device
+from gemmtuned.kernels.backends import BACKENDS
+
+H200 = Device("cuda", "cuda-nvidia-h200-132", "NVIDIA H200", "sm_90", 132)
+PEERS = {  # backend -> (its distribution, problems that it runs, problems that it must not be given)
+    "vllm_cutlass": (
+        "vllm",
+        ("scaled:fp8_e4m3>bf16:{m}x64x256+bias,scale=row,math=reduced", "scaled:i8>bf16:{m}x64x256,scale=row"),
+        ("scaled:fp8_e4m3>bf16:8x64x256,scale=row", "scaled:i8>fp32:8x64x256,scale=row", "bf16:8x64x256"),
+    ),
+    "vllm_cutlass_blocks": (
+        "vllm",
+        ("scaled:fp8_e4m3>bf16:{m}x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:6x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
+    ),
+    "vllm_deep_gemm": (
+        "vllm",
+        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>fp16:8x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+    ),
+    "sglang_fp8": (
+        "sglang-kernel",
+        ("scaled:fp8_e4m3>bf16:{m}x64x256+bias,scale=row,math=reduced",),
+        ("scaled:fp8_e4m3>bf16:8x64x256,scale=row", "scaled:fp8_e4m3>bf16:8x64x256,scale=tensor,math=reduced"),
+    ),
+    "sglang_int8": (
+        "sglang-kernel",
+        ("scaled:i8>fp16:{m}x64x256+bias,scale=row",),
+        ("scaled:i8>fp16:8x8x256,scale=row",),
+    ),
+    "sglang_blocks": (
+        "sglang-kernel",
+        ("scaled:fp8_e4m3>bf16:{m}x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:8x192x384,scale=1x128,wscale=128x128,scalelayout=col",),
+    ),
+    "deep_gemm_sglang": (
+        "sgl-deep-gemm",
+        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:8x320x320,scale=1x128,wscale=128x128,scalelayout=col",),
+    ),
+    "deep_gemm": (
+        "deep-gemm",
+        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:8x320x320,scale=1x128,wscale=128x128,scalelayout=col",),
+    ),
+    "flashinfer_blocks": (
+        "flashinfer-python",
+        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:6x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+    ),
+    "flashinfer_tensors": (
+        "flashinfer-python",
+        ("scaled:fp8_e4m3>bf16:{m}x64x256,scale=tensor,math=reduced",),
+        ("scaled:fp8_e4m3>bf16:8x64x256,scale=tensor", "scaled:fp8_e4m3>bf16:8x64x256+bias,scale=tensor,math=reduced"),
+    ),
+}  # fmt: skip
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+ON_THIS_CPU = """
+    import json, sys, torch
+    from dataclasses import replace
+    sys.path.insert(0, {site!r})
+    from gemmtuned.configs.launch import read_launch
+    from gemmtuned.configs.problem import Problem
+    from gemmtuned.configs.solution import cpu_device
+    from gemmtuned.daemon.child.verify import verify
+    from gemmtuned.kernels.backends import BACKENDS
+    from gemmtuned.kernels.families import family_of
+    from gemmtuned.kernels.scaled_by_torch import block_product_of_values
+
+    torch.set_num_threads(1)
+    peer = replace(BACKENDS[{name!r}], kinds=("cpu",))  # the stand-ins run here
+    for module in peer.imports:
+        __import__(module)
+        ours = sys.modules[module]
+        if module.startswith("gemmtuned."):  # its operators are registered for GPUs
+            for each in [f for f in vars(ours).values() if getattr(f, "__module__", "") == module]:
+                if each.__name__ not in ("is_ready", "apply"):
+                    ours.LIBRARY.impl(each.__name__, each, "CPU")
+    scaled_mm = torch._scaled_mm
+    def blocks(x, w, of_x, of_w, *, bias, out_dtype, use_fast_accum):  # torch has none on CPUs
+        return block_product_of_values(x, w.mT, of_x, of_w.mT, out_dtype)
+"""
+GATE = """
+    said = [peer.stamps(cpu_device())]
+    for text in {problems!r}:
+        problem = Problem.parse(text + ",threads=1")
+        [found] = peer.candidates(problem)
+        kernel = peer.prepare(found, problem)
+        torch._scaled_mm = blocks if problem.scale == "1x128" else scaled_mm
+        stock = family_of(problem).default(problem)
+        verdict = verify(problem, {{found: kernel}}, stock, device=torch.device("cpu"))[found]
+        record = read_launch(peer.launch_of(found, problem)[0])
+        record.check_for(problem)
+        said.append([verdict.outcome, verdict.note, record.package, record.version])
+    for text in {others!r}:
+        said.append(list(peer.candidates(Problem.parse(text))) != [])
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_where_it_is_not_installed_there_is_no_candidate(name: str) -> None:
+    assert BACKENDS[name].stamps(H200) == {}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_its_operator_passes_the_gate_and_is_given_nothing_else(name: str, home: Home, tmp_path: Path) -> None:
+    package, problems, others = PEERS[name]
+    peers_site.install(tmp_path / "site", package)
+    texts = [text.format(m=m) for text in problems for m in (8, 32)]
+    code = ON_THIS_CPU + GATE
+
+    done = home.run(code.format(site=str(tmp_path / "site"), name=name, problems=texts, others=list(others)))
+
+    assert done.code == 0, done.err
+    stamps, *rest = done.said
+    assert stamps == {name: "1.2.3"}
+    assert rest == [["ok", "", package, "1.2.3"]] * len(texts) + [False] * len(others)
+
+
+def test_an_argument_that_nothing_is_known_of_makes_no_candidate(home: Home, tmp_path: Path) -> None:
+    """DeepGEMM's schema differs from fork to fork."""
+    peers_site.install(tmp_path / "site", "sgl-deep-gemm")
+    module = tmp_path / "site/deep_gemm/__init__.py"
+    module.write_text(module.read_text().replace("Tensor(a!) d, Tensor?", "Tensor(a!) d, Tensor ranks, Tensor?"))
+    code = """
+    from gemmtuned.configs.errors import CandidateFailed
+    problem = Problem.parse("scaled:fp8_e4m3>bf16:8x320x384,scale=1x128,wscale=128x128,scalelayout=col,threads=1")
+    [found] = peer.candidates(problem)
+    try:
+        print(json.dumps(str(peer.prepare(found, problem))))
+    except CandidateFailed as err:
+        print(json.dumps(str(err)))
+    """
+
+    done = home.run(ON_THIS_CPU.format(site=str(tmp_path / "site"), name="deep_gemm_sglang") + code)
+
+    assert done.said.startswith("backend deep_gemm_sglang: nothing is known for argument ranks of deep_gemm::"), done
+
+
+SERVED = """
+    import gemmtuned, json, time
+    from pathlib import Path
+    from hooked import publish, published, wait_for
+    from gemmtuned.hooks import activate
+    import vllm._custom_ops as vllm
+
+    problem = Problem.parse("scaled:fp8_e4m3>bf16:6x64x256+bias,scale=row,math=reduced,threads=1")
+    [found] = peer.candidates(problem)
+    launch, _ = peer.launch_of(found, problem)
+    row = published(problem, peer.name, stamp="1.2.3", launch=launch)
+    publish(activate.current().settings.config_dir, [row], 1)
+    wait_for(lambda: gemmtuned.generation() == 1 and gemmtuned.status()["engine_operators"])
+
+    fp8 = torch.float8_e4m3fn
+    x, w, bias = torch.randn(6, 256).to(fp8), torch.randn(64, 256).to(fp8), torch.randn(64).bfloat16()
+    sx, sw = torch.rand(6, 1), torch.rand(1, 64)
+    right = vllm.product(x, w.t(), sx, sw) + bias.double()
+    own = torch.empty(6, 64, dtype=torch.bfloat16)
+    torch.ops._C.cutlass_scaled_mm(own, x, w.t(), sx, sw, bias)
+    print(json.dumps([torch.equal(own, right.bfloat16()), len(vllm.calls)]))
+"""
+
+
+@pytest.mark.skipif(TORCH < (2, 10), reason="torch 2.9 has no way to the kernel beneath")
+def test_a_program_that_calls_it_itself_is_served_by_it_once(home: Home, tmp_path: Path) -> None:
+    """The hook stands before vLLM's operator, too: it must not come back to itself, nor count twice."""
+    peers_site.install(tmp_path / "site", "vllm")
+
+    done = home.run(ON_THIS_CPU.format(site=str(tmp_path / "site"), name="vllm_cutlass") + SERVED)
+
+    assert done.said == [True, 1], done
+    row = "scaled:fp8_e4m3>bf16:6x64x256+bias,scale=row,math=reduced,threads=1"
+    counts = {key: calls for key, calls in home.counts().items() if key[0].startswith("scaled")}
+    assert counts == {(row, "exact"): 1}
+
+
+@pytest.mark.parametrize(("name", "package", "module"), [
+    ("flashinfer", "flashinfer-python", "flashinfer.gemm"), ("deep_gemm", "deep-gemm", "deep_gemm"),
+])  # fmt: skip
+def test_a_program_has_the_operators_of_functions_once_it_asks_for_them(
+    name: str, package: str, module: str, home: Home, tmp_path: Path
+) -> None:
+    peers_site.install(tmp_path / "site", package)
+    code = f"""
+    import json, sys, time, torch
+    sys.path.insert(0, {str(tmp_path / "site")!r})
+    import gemmtuned
+    from hooked import wait_for
+    from gemmtuned.configs.errors import GemmtunedError
+    space = getattr(torch.ops, "gemmtuned_{name}")
+    before = hasattr(space, "fp8_gemm_nt") or hasattr(space, "bmm_fp8")
+    import {module}
+    wait_for(lambda: hasattr(space, "fp8_gemm_nt") or hasattr(space, "bmm_fp8"))
+    gemmtuned.patch({name!r})()
+    print(json.dumps([before, {f"gemmtuned.kernels.from_{name}"!r} in sys.modules]))
+    """
+
+    assert home.run(code, GEMMTUNED_PATCH=name).said == [False, True]

@@ -1,0 +1,119 @@
+"""Stand-ins for vLLM, SGLang's kernels, DeepGEMM and FlashInfer: packages with their operators' schemas, on this CPU.
+
+Schemas and signatures as documented: vLLM 0.32 (csrc/torch_bindings.cpp), sgl-kernel/csrc/common_extension.cc,
+sgl-deep-gemm 0.2, DeepGEMM's README, docs.flashinfer.ai (flashinfer.gemm).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Final
+
+PRODUCT: Final = """
+import torch
+from torch.library import Library
+
+def product(x, b, sx, sb):
+    \"\"\"x [M, K], b [K, N]; a scale each of the whole, of rows and columns, or of 128 of K (by 128 columns).\"\"\"
+    if sx.dim() == 2 and sx.shape[1] > 1 or sb.numel() > b.shape[1]:
+        sx = sx.repeat_interleave(128, 1)[:, : x.shape[1]]
+        sb = sb.repeat_interleave(128, 0)[: b.shape[0]].repeat_interleave(128, 1)[:, : b.shape[1]]
+        return (x.double() * sx) @ (b.double() * sb)
+    return x.double() @ b.double() * sx.double().reshape(-1, 1) * sb.double().reshape(1, -1)
+"""
+PACKAGES: Final = {
+    "vllm": {
+        "vllm/__init__.py": "",
+        "vllm/_custom_ops.py": """
+            from .product import *
+            C, calls = Library("_C", "FRAGMENT"), []
+            C.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                     "Tensor? bias) -> ()")
+            def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
+                calls.append(tuple(a.shape))
+                assert b.stride(0) == 1
+                y = product(a, b, a_scales, b_scales)
+                out.copy_(y if bias is None else y + bias.double())
+            C.impl("cutlass_scaled_mm", cutlass_scaled_mm, "CPU")
+            """,
+        "vllm/model_executor/kernels/linear/scaled_mm/deep_gemm.py": """
+            from vllm.product import *
+            V = Library("vllm", "FRAGMENT")
+            V.define("fp8_gemm_nt_op(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, "
+                     "Tensor(a!) output, bool use_deep_gemm_e8m0) -> ()")
+            def fp8_gemm_nt_op(q_input, input_scale, weight, weight_scale, output, e8m0):
+                assert not e8m0 and input_scale.stride(0) == 1 and weight.is_contiguous()
+                output.copy_(product(q_input, weight.t(), input_scale, weight_scale.t()))
+            V.impl("fp8_gemm_nt_op", fp8_gemm_nt_op, "CPU")
+            """,
+    },
+    "sglang-kernel": {
+        "sgl_kernel/__init__.py": """
+            from .product import *
+            S = Library("sgl_kernel", "FRAGMENT")
+            scaled = "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype"
+            for name in ("fp8_scaled_mm", "int8_scaled_mm"):
+                S.define(f"{name}{scaled}, Tensor? bias) -> Tensor")
+            S.define(f"fp8_blockwise_scaled_mm{scaled}) -> Tensor")
+            def by_rows(a, b, sa, sb, out, bias):
+                assert sa.numel() == a.shape[0] and sb.numel() == b.shape[1] and b.stride(0) == 1
+                y = product(a, b, sa, sb)
+                return (y if bias is None else y + bias.double()).to(out)
+            S.impl("fp8_scaled_mm", by_rows, "CPU")
+            S.impl("int8_scaled_mm", by_rows, "CPU")
+            def by_blocks(a, b, sa, sb, out):
+                assert sa.stride(0) == 1 and sb.stride(0) == 1
+                return product(a, b, sa, sb).to(out)
+            S.impl("fp8_blockwise_scaled_mm", by_blocks, "CPU")
+            """,
+    },
+    "sgl-deep-gemm": {
+        "deep_gemm/__init__.py": """
+            from .product import *
+            D = Library("deep_gemm", "FRAGMENT")
+            D.define("fp8_fp4_gemm_nt(Tensor a, Tensor a_sf, Tensor b, Tensor b_sf, Tensor(a!) d, Tensor? c=None, "
+                     "int[]? recipe=None, int[]? recipe_a=None, int[]? recipe_b=None, str compiled_dims='nk', "
+                     "bool disable_ue8m0_cast=False, float? alpha=None) -> ()")
+            def fp8_fp4_gemm_nt(a, a_sf, b, b_sf, d, c=None, recipe=None, recipe_a=None, recipe_b=None,
+                                compiled_dims="nk", disable_ue8m0_cast=False, alpha=None):
+                assert compiled_dims == "nk" and disable_ue8m0_cast and (c, recipe, alpha) == (None,) * 3
+                d.copy_(product(a, b.t(), a_sf, b_sf.t()))
+            D.impl("fp8_fp4_gemm_nt", fp8_fp4_gemm_nt, "CPU")
+            """,
+    },
+    "deep-gemm": {
+        "deep_gemm/__init__.py": """
+            from .product import *
+            def fp8_gemm_nt(a, b, d, c=None, recipe=None, compiled_dims="nk", disable_ue8m0_cast=False):
+                assert disable_ue8m0_cast
+                d.copy_(product(a[0], b[0].t(), a[1], b[1].t()))
+            """,
+    },
+    "flashinfer-python": {
+        "flashinfer/__init__.py": "",
+        "flashinfer/gemm/__init__.py": """
+            from flashinfer.product import *
+            def fp8_blockscale_gemm_sm90(input, weight, input_scale=None, weight_scale=None, out=None, out_dtype=None):
+                assert weight_scale.shape == (-(-weight.shape[0] // 128), weight.shape[1] // 128)
+                return out.copy_(product(input, weight.t(), input_scale, weight_scale.t()))
+            def bmm_fp8(A, B, A_scale, B_scale, dtype, out=None, backend="cublas"):
+                assert A.dim() == B.dim() == 3 and B.stride(1) == 1 and A_scale.dim() == 0 and dtype == out.dtype
+                out[0].copy_(product(A[0], B[0], A_scale, B_scale))
+                return out
+            """,
+    },
+}
+
+
+def install(site: Path, *names: str, version: str = "1.2.3") -> None:
+    """Puts these distributions into a folder for sys.path, as pip does."""
+    for name in names:
+        for path, code in PACKAGES[name].items():
+            file = site / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(code))
+            (site / path.partition("/")[0] / "product.py").write_text(PRODUCT)
+        facts = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
