@@ -83,7 +83,8 @@ struct Cuda {
   // Straight into y of `slots` where that is the same as through a fresh tensor.
   static bool run_into(const Route& route, const Slots& slots) {
     const Tensor& y = *slots.t[SLOT_Y];
-    if ((route.op && !route.op->writes()) || !y.is_contiguous() || reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16) return false;
+    if ((route.op && !route.op->writes()) || !y.is_contiguous() || reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16)
+      return false;
     for (int i = 0; i < SLOT_Y; ++i) {
       const bool in_place = route.lt && i == SLOT_C && slots.c() == &y;  // as the library allows
       if (slots.t[i] && !in_place && at::get_overlap_status(y, *slots.t[i]) != at::MemOverlapStatus::No) return false;
