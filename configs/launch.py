@@ -52,15 +52,15 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_OPERATOR_ARGUMENTS, MAX_TEXT
+from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS
 from gemmtuned.configs.launch_v1 import check_number, converted
+from gemmtuned.configs.operator_arguments import TEXT, Argument, check_arguments
 from gemmtuned.configs.problem import MAX_DIM, SCALES, ZERO_POINTS, Problem
 
 VERSION: Final = 2
 SLOTS: Final = ("x", "w", "scale_x", "scale_w", "zero_x", "sums_w", "bias", "c", "offs", "y")  # Slot of slots.h
 TURNED: Final = {"b": "w", "scale_b": "scale_w"}
 OPERANDS: Final = (*SLOTS, *TURNED, "alpha", "beta")  # what may be passed to an operator
-TEXT: Final = "="  # what a constant text of an operator begins with
 WHATS: Final = ("ptr", "size", "stride", "dim", "numel", "contiguous")  # enum What
 OPS: Final = ("==", "%", "<=", ">=")  # enum Op
 PLAIN: Final = ("partials", "counters", "null")
@@ -73,7 +73,6 @@ MAX_CONDITIONS: Final = 32
 TYPES: Final = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "i8", "i32")  # of a library's operands
 COMPUTES: Final = ("f32", "tf32", "i32")
 INT32_MAX: Final = (1 << 31) - 1
-_TEXT: Final = rf"{TEXT}[ -~]{{0,{MAX_TEXT}}}"
 _QUANTITY: Final = r"([a-z_]+)\.(?:(ptr|dim|numel|contiguous)|(size|stride)([0-3]))"
 _NUMBERS: Final = {  # field: (smallest, largest)
     "shared": (0, 1 << 20),
@@ -247,7 +246,7 @@ class OperatorLaunch(Launch):
 
     operator: str
     schema: str
-    arguments: tuple[str | int | float | bool | None, ...]
+    arguments: tuple[Argument, ...]
     package: str
     version: str
 
@@ -382,18 +381,10 @@ def _check_library(facts: dict[str, Any]) -> None:
 
 
 def _check_operator(facts: dict[str, Any]) -> None:
-    arguments = facts["arguments"]
     if not facts["schema"].startswith(facts["operator"]):
         raise TableError(f"launch.schema is {facts['schema'][:80]!r}, expected that of {facts['operator']}")
-    known = isinstance(arguments, list) and all(
-        x in OPERANDS or re.fullmatch(_TEXT, x) if isinstance(x, str) else x is None or isinstance(x, int | float)
-        for x in arguments
-    )
-    if not known or len(arguments) > MAX_OPERATOR_ARGUMENTS or "x" not in arguments:
-        raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected operands of {OPERANDS} and constants")
-    for x in (x for x in arguments if isinstance(x, int) and not -(1 << 63) <= x < 1 << 63):
-        raise TableError(f"launch.arguments has an integer of {x.bit_length()} bits, operators take 64 with a sign")
-    facts["arguments"] = tuple(arguments)
+    check_arguments(facts["arguments"], OPERANDS)
+    facts["arguments"] = tuple(facts["arguments"])
 
 
 _CHECKS: Final = {KernelLaunch: _check_kernel, LibraryLaunch: _check_library, OperatorLaunch: _check_operator}

@@ -13,7 +13,6 @@ from gemmtuned.configs.launch import (
     OPS,
     PLAIN,
     SLOTS,
-    TEXT,
     TURNED,
     WHATS,
     Axis,
@@ -23,6 +22,7 @@ from gemmtuned.configs.launch import (
     OperatorLaunch,
     quantity,
 )
+from gemmtuned.configs.operator_arguments import TEXT
 from gemmtuned.hooks.native.structures import Argument, Cond, GridAxis, Launch, LtLaunch, OperatorCall
 from gemmtuned.kernels.cublaslt import COMPUTES, DATA_TYPES, SCALE_MODES
 

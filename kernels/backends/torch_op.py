@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import OPERANDS, TEXT, TURNED, Condition, OperatorLaunch
+from gemmtuned.configs.launch import OPERANDS, TURNED, Condition, OperatorLaunch
 from gemmtuned.configs.launch_values import checker
+from gemmtuned.configs.operator_arguments import TEXT, Argument
 from gemmtuned.configs.problem import DTYPES, Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
@@ -40,7 +41,6 @@ from gemmtuned.kernels.families import family_of
 logger = logging.getLogger("gemmtuned.kernels")
 
 OUT_DTYPE: Final = "out_dtype"
-Argument = str | int | float | bool | None
 OTHERS: Final = 60  # `order` of a backend that says nothing: after torch's own libraries, before what we compile
 
 
