@@ -49,6 +49,13 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[int], tuple[Tensor, ...]
                                        torch.rand(1, 32)), (0, 2)),
     "int8, one scale": (lambda *given: ops.gemm_a8w8(*given, torch.ones(1), torch.ones(1)),
                         lambda m: (torch.ones(m, 64).char(), torch.ones(32, 64).char()), (0,)),
+    "int8, zero points": (lambda x, w, of_x, of_w, zero: ops.gemm_a8w8(x, w, of_x, of_w, x_zero=zero),
+                          lambda m: (torch.ones(m, 64).char(), torch.ones(32, 64).char(), torch.rand(m, 1),
+                                     torch.rand(1, 32), torch.arange(m).int()), (0, 2, 4)),
+    "int8, zero points in sums": (
+        lambda x, w, of_x, of_w, sums: ops.gemm_a8w8(x, w, of_x, of_w, w_sums=sums),
+        lambda m: (torch.ones(m, 64).char(), torch.ones(32, 64).char(), torch.rand(1), torch.rand(1, 32),
+                   torch.arange(32).int()), (0,)),
     "fp8": (ops.gemm_a8w8, lambda m: (torch.ones(m, 64).to(E4M3), torch.ones(32, 64).to(E4M3), torch.rand(m, 1),
                                       torch.rand(1, 32)), (0, 2)),
     "a16w8": (ops.gemm_a16w8, lambda m: (torch.ones(m, 256).bfloat16(), torch.ones(32, 256).to(E4M3),
