@@ -3,10 +3,10 @@
 
     python -m lab read_order --out FOLDER [--shapes eight|NxK,...]
 
-A dot product of all of a row (M = 1) lets a program read whole rows; tiles of the matrix instruction are 8 or 16 rows
-high and a few dozen values wide.  Kernels that only read W, all of it once and in tiles of `rows` x `block_k`, with 8
-or 16 loads of 16 bytes in flight a thread and as many programs as run at once at most, take turns with the streaming
-floor of dense.py; cold weights, CUDA graphs.  The fastest for each width of a tile is reported.
+A dot product of all of a row (M = 1) lets a thread block read whole rows; tiles of the matrix instruction are 8 or 16
+rows high and a few dozen values wide.  Kernels that only read W, all of it once and in tiles of `rows` x `block_k`,
+with 8 or 16 loads of 16 bytes in flight a thread and as many thread blocks as run at once at most, take turns with the
+streaming floor of dense.py; cold weights, CUDA graphs.  The fastest for each width of a tile is reported.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def settings(n: int, k: int, units: int) -> Iterator[dict[str, int]]:
                 if not 1 <= each <= 8 or n % rows:
                     continue
                 for split in (1, 2, 4, 7, 8, 14):
-                    programs = n // rows * split
+                    blocks = n // rows * split
                     for loads in (8, 16):
                         unroll = loads // each
-                        if units * 0.6 <= programs <= units * 64 // warps and k % (split * block_k * unroll) == 0:
+                        if units * 0.6 <= blocks <= units * 64 // warps and k % (split * block_k * unroll) == 0:
                             yield {"rows": rows, "block_k": block_k, "warps": warps, "split": split, "unroll": unroll}
 
 

@@ -24,7 +24,7 @@ from gemmtuned.kernels.triton import gemv, python_launch, tiles, warp_split_k
 
 _WARP = {"rows": 16, "tokens": 8, "block_k": 64, "split": 14, "warps": 2}
 _TILE = {"rows": 32, "tokens": 16, "block_k": 64, "split": 8, "group": 2, "swap": 0, "warps": 4, "stages": 3}
-CASES = [  # small tiles and many slices: many programs meet at each counter
+CASES = [  # small tiles and many slices: many thread blocks meet at each counter
     (gemv, 1, 520, 4096, {"rows": 4, "block_k": 512, "split": 8, "warps": 2, "unroll": 1}),
     (warp_split_k, 8, 528, 4096, {**_WARP, "stages": 3}),
     (tiles, 33, 200, 2048, _TILE),

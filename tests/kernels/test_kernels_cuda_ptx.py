@@ -60,7 +60,7 @@ AT_ONCE = [
     (16, 8, 1, 8, 1, 16),
     (9, 40, 3, 16, 1, 16),
     (17, 46, 5, 24, 2, 32),
-    (33, 24, 7, 24, 7, 48),  # programs that add up two units of sums, one, none
+    (33, 24, 7, 24, 7, 48),  # thread blocks that add up two units of sums, one, none
     (64, 40, 4, 40, 4, 64),
     (12, 8, 16, 8, 16, 16),
     (5, 24, 4, 24, 2, 64),  # fewer tokens than it is made for

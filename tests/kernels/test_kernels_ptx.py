@@ -174,6 +174,6 @@ def test_shared_memory_begins_where_kernels_are_told_that_have_no_name_for_it(ar
     binary = compile_record(warp_split_k.launch_record(WARPS, python_launch.problem_of(x, w, None)), arch)
     text = ptx.disassembled(binary.data, tmp_path)
 
-    # ptxas puts the address of what Triton has a name for together from the program's rank and this
+    # ptxas puts the address of what Triton has a name for together from the thread block's rank and this
     assert "SR_CgaCtaId" in text
     assert re.search(rf"\bU?MOV U?R\d+, {SHARED_BEGINS:#x}\b", text)

@@ -1,11 +1,11 @@
 """Runs a compiled kernel's PTX on the CPU, as far as our kernels use it, to see whether what they compute is right.
 
-Triton's interpreter knows neither a program's lanes nor PTX written inline; this reads the text that ptxas gets.
+Triton's interpreter knows neither lanes nor PTX written inline; this reads the text that ptxas gets.
 Written from the PTX ISA (8.7): what each instruction does, and which lane holds what of a matrix.  Threads at the same
 step take it together, those furthest behind first; or warps take turns, and each goes as far as it can.  So a barrier
 that is missing shows where something was copied (cp.async), stored or sent, and where a warp runs ahead of others.
-Programs of a cluster take turns where they wait for one another.  Memory that nobody has allotted may not be touched,
-and what was never written is NaN.  ptx_cuda.py has what kernels in CUDA C++ use besides.
+Thread blocks of a cluster take turns where they wait for one another.  Memory that nobody has allotted may not be
+touched, and what was never written is NaN.  ptx_cuda.py has what kernels in CUDA C++ use besides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gemmtuned.kernels.compile import compile_kernel
 from gemmtuned.kernels.triton.launch import LaunchRecord
 
 SHARED_BEGINS = 1024  # on sm_90 and later: what lies before is the system's
-RANK = 24  # bits of an address within one program's shared memory
+RANK = 24  # bits of an address within one thread block's shared memory
 WARP = 32
 Array = Any  # of one value for each thread, or for each lane of each warp
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -38,7 +38,7 @@ _COMPARE: dict[str, Callable[..., Any]] = {
 _BITWISE: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 _INTEGERS = {f"{sign}{size}" for sign in "us" for size in (16, 32, 64)}
 _CONVERTED = _INTEGERS | {"f32", "f16", "bf16"}
-_MOST = 100_000  # instructions of a program
+_MOST = 100_000  # instructions of a thread block
 _TOGETHER = {"bar": 0} | dict.fromkeys(("barrier", "mma", "shfl", "ldmatrix", "stmatrix"), WARP)  # threads, 0 for all
 _WAITING = {"barrier", "mbarrier"}
 _TURN, _WAITS, _STANDS, _ENDED = (1 << bit for bit in (32, 50, 51, 52))  # added to a thread's step: the least goes on
@@ -111,7 +111,7 @@ def disassembled(cubin: bytes, folder: Path) -> str:
 def launch(
     record: LaunchRecord, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *, arch: str
 ) -> torch.Tensor:
-    """Y [M, N] of the record's kernel, every program in turn; its partial sums are NaN before, its counters zero."""
+    """Y [M, N] of the record's kernel, by all thread blocks in turn; partial sums are NaN before, counters zero."""
     kernel = compile_kernel(record, arch)
     y = torch.full((x.shape[0], record.constants["N"]), float("nan"), dtype=x.dtype)
     memory = Memory()
@@ -128,31 +128,31 @@ def launch(
     grid = record.grid_size(x.shape[0])
     threads = 32 * record.num_warps
     for z, block_y, block_x in itertools.product(range(grid[2]), range(grid[1]), range(grid[0])):
-        cluster: list[Program] = []
+        cluster: list[ThreadBlock] = []
         for rank in range(record.cluster):
             at = (block_x * record.cluster + rank, block_y, z)
-            program = Program(code, threads, arguments, memory, rank, cluster, kernel.metadata.shared)
+            block = ThreadBlock(code, threads, arguments, memory, rank, cluster, kernel.metadata.shared)
             size = (grid[0] * record.cluster, *grid[1:])
-            program.place(**{f"%ctaid.{axis}": i for axis, i in zip("xyz", at, strict=True)})
-            program.place(**{f"%nctaid.{axis}": i for axis, i in zip("xyz", size, strict=True)})
-            cluster.append(program)
+            block.place(**{f"%ctaid.{axis}": i for axis, i in zip("xyz", at, strict=True)})
+            block.place(**{f"%nctaid.{axis}": i for axis, i in zip("xyz", size, strict=True)})
+            cluster.append(block)
         run_together(cluster)
     if record.workspace_bytes and space[: record.counters_bytes].any():
         raise Wrong("counters are not zero after a launch")
     return y
 
 
-def run_together(cluster: list[Program]) -> None:
-    """The programs of a cluster in turns, to their end."""
-    running = [program.run() for program in cluster]
+def run_together(cluster: list[ThreadBlock]) -> None:
+    """The thread blocks of a cluster in turns, to their end."""
+    running = [block.run() for block in cluster]
     waits = 0
     while running:
         left = [one for one in running if next(one, None) is not None]
         waits = waits + 1 if len(left) == len(running) else 0
         running = left
         if waits > 100:
-            raise Wrong("programs of a cluster wait for ever")
-    barriers = [barrier for program in cluster for barrier in program.barriers.values()]
+            raise Wrong("thread blocks of a cluster wait for ever")
+    barriers = [barrier for block in cluster for barrier in block.barriers.values()]
     if not all(barrier.is_over() for barrier in barriers):
         raise Wrong(f"what nobody waited for, or never came: {barriers}")
 
@@ -184,7 +184,7 @@ class Memory:
 
 @dataclass
 class Barrier:
-    """An mbarrier of a program (9.7.13.15)."""
+    """An mbarrier of a thread block (9.7.13.15)."""
 
     expected: int  # arrivals of a phase
     arrivals: int  # still to come in this one
@@ -272,15 +272,15 @@ def _operands(text: str) -> list[Any]:
     return found
 
 
-class Program:
-    """One program of a grid.  Registers hold the bits of each thread's value.
+class ThreadBlock:
+    """One thread block of a grid.  Registers hold the bits of each thread's value.
 
     turns: threads of a turn; those of the first one go as far as they can, then the next.  last_first: from the end.
     """
 
     def __init__(
         self, code: Code, threads: int, arguments: list[int], memory: Memory, rank: int,
-        cluster: list[Program], shared_bytes: int, *, turns: int = 0, last_first: bool = False,
+        cluster: list[ThreadBlock], shared_bytes: int, *, turns: int = 0, last_first: bool = False,
     ) -> None:  # fmt: skip
         self._code = code
         self._threads = threads
@@ -316,11 +316,11 @@ class Program:
         return int(self._arrivals.min())
 
     def place(self, **where: int) -> None:
-        """Set registers that say which program this is."""
+        """Set registers that say which thread block this is."""
         self._registers |= {name: self._all(value) for name, value in where.items()}
 
     def run(self) -> Iterator[bool]:
-        """Gives way where it waits for another program of its cluster."""
+        """Gives way where it waits for another thread block of its cluster."""
         place = np.zeros(self._threads, np.int64)
         held = np.zeros(self._threads, np.int64)
         has_moved = True
@@ -368,7 +368,7 @@ class Program:
                 place[mask] = self._code.target(operands[0], here)
             else:
                 self._step(operation)(operation, operands, mask)
-        raise Wrong(f"a program of more than {_MOST} instructions")
+        raise Wrong(f"a thread block of more than {_MOST} instructions")
 
     def _abreast(self, place: Array) -> None:
         """All threads from a step that they are all at, as long as they stay together and none has to wait or ends."""
@@ -427,7 +427,7 @@ class Program:
     def _has_to_wait(self, operation: Any, operands: Any, mask: Array) -> bool:
         """Once it has been told that a phase is not over; copies come no sooner than they have to."""
         if operation[:3] == ("barrier", "cluster", "wait"):
-            return min(program.begun for program in self._cluster) < int(self._arrivals[mask].max())
+            return min(block.begun for block in self._cluster) < int(self._arrivals[mask].max())
         if operation[:2] != ("mbarrier", "try_wait") or not self._refused[mask].all():
             return False
         barrier, is_over = self._looked_at(operands, mask)
@@ -679,12 +679,12 @@ class Program:
         _, name, offset = operand
         return (self._bits(name).astype(np.int64) + offset).astype(np.int64)
 
-    def _shared_at(self, addresses: Array, size: int, owner: Program | None = None) -> tuple[Any, Array]:
-        program = owner or self
-        at = addresses - (program._rank << RANK) - SHARED_BEGINS
-        if at.min() < 0 or at.max() + size > len(program.shared):
-            raise Wrong(f"shared memory from {at.min()} to {at.max() + size}, there are {len(program.shared)} bytes")
-        return program.shared, at
+    def _shared_at(self, addresses: Array, size: int, owner: ThreadBlock | None = None) -> tuple[Any, Array]:
+        block = owner or self
+        at = addresses - (block._rank << RANK) - SHARED_BEGINS
+        if at.min() < 0 or at.max() + size > len(block.shared):
+            raise Wrong(f"shared memory from {at.min()} to {at.max() + size}, there are {len(block.shared)} bytes")
+        return block.shared, at
 
     def _places(self, operation: Any, operand: Any, mask: Array, size: int) -> tuple[Any, Array]:
         addresses = self._where(operand)[mask]
@@ -887,7 +887,7 @@ class Program:
     def _stmatrix(self, operation: Any, operands: Any, mask: Array) -> None:
         self._matrix(operation, operands[1], operands[0], mask, load=False)
 
-    # between programs of a cluster
+    # between thread blocks of a cluster
 
     def _barrier(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation[:3] == ("barrier", "cluster", "wait"):
@@ -951,7 +951,7 @@ class Program:
         self._set(to, inside | self._get(rank, "u32") << np.uint32(RANK), mask, "u32")
 
     def _send(self, operands: Any, mask: Array) -> None:
-        """st.async: values, up to four side by side, and their bytes to a barrier of the same program."""
+        """st.async: values, up to four side by side, and their bytes to a barrier of the same thread block."""
         where, what, told_at = operands
         names = what if isinstance(what, list) else [what]
         to, barriers = self._where(where) & 0xFFFFFFFF, self._where(told_at) & 0xFFFFFFFF
@@ -961,10 +961,10 @@ class Program:
             owner = self._cluster[rank]
             some = mask & (to >> RANK == rank)
             if not owner.begun or owner.has_ended:
-                raise Wrong(f"sends to a program that {'has ended' if owner.has_ended else 'has not begun'}")
+                raise Wrong(f"sends to a thread block that {'has ended' if owner.has_ended else 'has not begun'}")
             told = {int(one) for one in barriers[some]}
             if len(told) != 1 or not told <= set(owner.barriers):
-                raise Wrong("tells another barrier than that of the program it sends to")
+                raise Wrong("tells another barrier than that of the thread block it sends to")
             data, at = self._shared_at(to[some], 4 * len(names), owner)
             places = at[:, None] + np.arange(4 * len(names))
             data[places] = np.stack([self._get(name, "b32")[some] for name in names], 1).view(np.uint8)

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from fake_cuda_build import KEPT
-from ptx import _UNSIGNED, RANK, WARP, Array, Code, Memory, Program, Wrong, run_together
+from ptx import _UNSIGNED, RANK, WARP, Array, Code, Memory, ThreadBlock, Wrong, run_together
 
 from gemmtuned.kernels.cuda import nvrtc
 
@@ -36,7 +36,7 @@ _NO_SUM = -0x7ABCDEF1  # of int8
 
 @dataclass(frozen=True)
 class Launch:
-    """Programs along the grid's first two axes, clusters along the first; shared: bytes."""
+    """Thread blocks along the grid's first two axes, clusters along the first; shared: bytes."""
 
     grid: tuple[int, int]
     threads: int
@@ -51,9 +51,9 @@ def run(
     *,
     turns: int = 0,
     last_first: bool = False,
-    kind: type[Program] | None = None,
+    kind: type[ThreadBlock] | None = None,
 ) -> None:
-    """Every program of the kernel in this PTX, cluster after cluster; turns, last_first: as of ptx.Program.
+    """Every block of the kernel in this PTX, cluster after cluster; turns, last_first: as of ptx.ThreadBlock.
 
     kind: what knows the instructions, WarpGroups where it is None.
     """
@@ -62,14 +62,14 @@ def run(
     memory = Memory()
     values = [memory.add(one) if isinstance(one, torch.Tensor) else one for one in arguments]
     for y, first in itertools.product(range(how.grid[1]), range(0, how.grid[0], how.cluster)):
-        cluster: list[Program] = []
+        cluster: list[ThreadBlock] = []
         for rank in range(how.cluster):
-            program = (kind or WarpGroups)(
+            block = (kind or WarpGroups)(
                 code, how.threads, values, memory, rank, cluster, how.shared, turns=turns, last_first=last_first
             )
-            program.place(**{"%ctaid.x": first + rank, "%ctaid.y": y, "%ctaid.z": 0})
-            program.place(**{"%nctaid.x": how.grid[0], "%nctaid.y": how.grid[1], "%nctaid.z": 1})
-            cluster.append(program)
+            block.place(**{"%ctaid.x": first + rank, "%ctaid.y": y, "%ctaid.z": 0})
+            block.place(**{"%nctaid.x": how.grid[0], "%nctaid.y": how.grid[1], "%nctaid.z": 1})
+            cluster.append(block)
         run_together(cluster[::-1] if last_first else cluster)
 
 
@@ -117,8 +117,8 @@ class Product:
     of_b: Array
 
 
-class WarpGroups(Program):
-    """A program with wgmma: sums in fp32, those of int8 in s32; operands in shared memory, K-major, swizzled by 128."""
+class WarpGroups(ThreadBlock):
+    """A thread block with wgmma: sums in fp32, of int8 in s32; operands in shared memory, K-major, swizzled by 128."""
 
     def __init__(self, code: Code, threads: int, *rest: Any, **how: Any) -> None:
         super().__init__(code, threads, *rest, **how)
@@ -130,7 +130,7 @@ class WarpGroups(Program):
         self._places_known: dict[tuple[int, int, int], Array] = {}  # by descriptor, rows, bytes of a value
 
     def run(self) -> Iterator[bool]:
-        """As of Program; its warp groups have begun each product as a whole."""
+        """As of ThreadBlock; its warp groups have begun each product as a whole."""
         yield from super().run()
         for warp, begun in enumerate(self._begun):
             if begun != self._begun[warp // 4 * 4]:

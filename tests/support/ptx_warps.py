@@ -17,7 +17,7 @@ _UNORDERED = {"ltu": "lt", "leu": "le", "gtu": "gt", "geu": "ge", "neu": "ne", "
 
 
 class Warps(WarpGroups):
-    """A program that also votes, matches, shuffles upwards, and computes with pairs."""
+    """A thread block that also votes, matches, shuffles upwards, and computes with pairs."""
 
     def _together(self, operation: Any) -> int | None:
         if operation[0] in ("vote", "match") or operation[:2] == ("bar", "warp"):
