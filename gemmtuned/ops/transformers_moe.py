@@ -2,7 +2,8 @@
 
 Modules that transformers marks with `use_experts_implementation` take their forward from ALL_EXPERTS_FUNCTIONS, by
 default under the name grouped_mm.  Ours is registered as `gemmtuned`, for `model.set_experts_implementation`, and put
-before grouped_mm, so that an unchanged program uses it.  What it does not take goes on to transformers' own: training,
+before grouped_mm and before `eager`, a class's own loop over experts, which is in no registry: an unchanged program
+uses it with either.  What it does not take goes on to transformers' own: training,
 weights that lie as [E, K, N] (gpt-oss: there torch._grouped_mm is tuned), gates and activations of a model's own, and
 all that somebody looks on at: hooks of the experts or of their activation, modes, transforms, tracers, autocast.
 So does what has no verdict yet, counted as one call, and where torch's own is best: the patch costs nothing there.
@@ -29,6 +30,7 @@ from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 # transformers' name of what it runs unless a program says otherwise
 DEFAULT: Final = "grouped_mm"
 NAME: Final = "gemmtuned"
+EAGER: Final = "eager"
 _FLAGS: Final = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
 # Of later versions than 5.0: where they are not known, it is not done
 _LATER: Final = ("has_post_expert_norm", "_is_expert_parallel")
@@ -62,6 +64,29 @@ def apply(module: ModuleType) -> Callable[[], None]:
         return lambda: None
     gate = getattr(module, "_default_apply_gate", None)
 
+    forward = _before(stock, gate)
+    functions.register(NAME, forward)
+    functions[DEFAULT] = forward
+    usual = functions.get_interface
+
+    def get_interface(name: str, default: Forward) -> Forward:
+        found: Forward = usual(name, default)
+        return _before(found, gate) if name == EAGER else found
+
+    functions.get_interface = get_interface
+
+    def undo() -> None:
+        if functions[DEFAULT] is forward:
+            functions[DEFAULT] = stock
+        if vars(functions).get("get_interface") is get_interface:
+            del functions.get_interface
+
+    return undo
+
+
+def _before(stock: Forward, gate: Any) -> Forward:
+    """A forward of experts that goes on to `stock` with what it does not take. gate: transformers' own gating."""
+
     def forward(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         activation = None
         if _is_ours_alone(experts, hidden_states, top_k_index, top_k_weights):
@@ -76,14 +101,7 @@ def apply(module: ModuleType) -> Callable[[], None]:
         return fused_moe_or(otherwise, hidden_states, w1, w2, top_k_weights, top_k_index, activation)
 
     forward.is_gemmtuned = True  # type: ignore[attr-defined]
-    functions.register(NAME, forward)
-    functions[DEFAULT] = forward
-
-    def undo() -> None:
-        if functions[DEFAULT] is forward:
-            functions[DEFAULT] = stock
-
-    return undo
+    return forward
 
 
 def _is_ours_alone(experts: Any, *given: Tensor) -> bool:

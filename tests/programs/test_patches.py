@@ -77,15 +77,22 @@ def test_mixtures_of_transformers_run_as_one_op_and_back(home: Home) -> None:
     chosen = models["qwen3_moe"]
     chosen.set_experts_implementation("gemmtuned")  # by its own name, as transformers has it
     by_name = (logits(chosen) - before["qwen3_moe"]).abs().max().item()
-    print(json.dumps([apart, trained, same, by_name]))
+    looped = models["mixtral"]
+    looped.set_experts_implementation("eager")  # its class's own loop
+    own = logits(looped)
+    undo = gemmtuned.patch("transformers.moe")
+    by_loop = (logits(looped) - own).abs().max().item()
+    undo()
+    same = same and torch.equal(logits(looped), own)
+    print(json.dumps([apart, trained, same, by_name, by_loop]))
     """,
     )
-    apart, trained, same, by_name = done.said
+    apart, trained, same, by_name, by_loop = done.said
     assert trained and same
-    assert set(apart) == set(KINDS) and all(0 <= far < 1e-5 for far in (*apart.values(), by_name)), apart
+    assert set(apart) == set(KINDS) and all(0 <= far < 1e-5 for far in (*apart.values(), by_name, by_loop)), apart
     counted = {str(problem): calls for (problem, _), calls in home.counts().items() if "moe:" in str(problem)}
     assert {key.partition(",")[0] for key in counted} == {"moe:fp32:7x32x32"}, "seven tokens of 32 values"
-    assert sum(counted.values()) == 4 * 2 + 2, "two layers each but for gpt_oss, and qwen3_moe once more by name"
+    assert sum(counted.values()) == 4 * 2 + 2 + 2, "two layers each but for gpt_oss, and two of them once more"
 
 
 @pytest.mark.long
@@ -144,11 +151,13 @@ def test_a_variable_patches_what_a_program_imports_later(home: Home) -> None:
         GEMMTUNED_FLUSH_S="0.1",
     )
     assert done.said is True
-    assert "there is no patch 'transformers.attention', there are: transformers.moe" in done.err
+    assert "there is no patch 'transformers.attention', there are: deep_gemm, flashinfer, transformers.moe" in done.err
 
 
 def test_a_name_or_a_version_that_is_not_known_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GemmtunedError, match="there is no patch 'vllm', there are: transformers"):
+    with pytest.raises(
+        GemmtunedError, match="there is no patch 'vllm', there are: deep_gemm, flashinfer, transformers"
+    ):
         gemmtuned.patch("vllm")
     old = types.ModuleType("transformers.integrations.moe")
     with pytest.raises(GemmtunedError, match="no registry of experts with grouped_mm: transformers 5 brings it"):
