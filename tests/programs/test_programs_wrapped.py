@@ -13,9 +13,9 @@ RUN = f"import runpy; runpy.run_path({str(HERE / 'wrapped_programs.py')!r}, run_
 TORCHAO = ("torchao_weight_only", "torchao_dynamic_activation") if find_spec("torchao") else ()
 OF_ONE = ("lora", "int8_subclass", *TORCHAO)
 OF_RANKS = ("fsdp", "tensor_parallel", "dtensor_products")
-# Forward and backward of what each program multiplies; int8 activations go to aten::_int_mm, which we leave to torch.
+# Forward and backward of what each program multiplies; int8 activations go to aten::_int_mm.
 CALLS = {
-    "lora": 18, "int8_subclass": 3, "torchao_weight_only": 2, "torchao_dynamic_activation": 0,
+    "lora": 18, "int8_subclass": 3, "torchao_weight_only": 2, "torchao_dynamic_activation": 2,
     "fsdp": 5, "tensor_parallel": 5, "dtensor_products": 4,
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gemmtuned.configs.problem import Problem
 
-CPU = frozenset(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"))
+CPU = frozenset(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "_int_mm"))
 # on the CPU these two are made of the others, and counted there
 LEAVES = {
     "cpu": CPU,
