@@ -351,4 +351,25 @@ MUTATIONS: Final = (
         "steps = (part + 1) * STEPS / PARTS - first_step - (PARTS > 1);",
         ("kernels/test_kernels_cuda_ptx.py::test_sums_are_right_and_nothing_else_is_read_or_written",),
     ),
+    M(
+        "zero points are added to sums and not taken off",
+        "kernels/cuda/scaled_fragments.cu",
+        "(u32)whole - f.less",
+        "(u32)whole + f.less",
+        ("kernels/test_kernels_cuda_fragments.py::test_zero_points_are_subtracted_from_whole_sums",),
+    ),
+    M(
+        "one zero point for all rows counts as one a row",
+        "hooks/native/foreign_keys.h",
+        "(by_row && !are(zero_x, x.size(0)))",
+        "(by_row && zero_x.scalar_type() != at::kInt)",
+        ("hooks/test_hooks_foreign.py::test_zero_points_of_an_engine_make_another_problem_than_none",),
+    ),
+    M(
+        "torch's own product forgets zero points",
+        "kernels/integers.py",
+        "return sums - of_w if zero_x is None else sums.addcmul(zero_x.reshape(-1, 1), of_w, value=-1)",
+        "return sums - of_w if zero_x is None else sums",
+        ("ops/test_ops_zero_points.py", "kernels/test_families_zero_points.py"),
+    ),
 )
