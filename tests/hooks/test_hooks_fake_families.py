@@ -196,6 +196,31 @@ def test_products_of_integers_go_to_cublaslt_in_integers(run: Any) -> None:
     assert said == [[True] * 3, 2, 3, ["torch.int32", [8, 1]], ["dense exact 3"], 3, [], []]
 
 
+def test_a_kernel_serves_products_of_integers_that_it_takes(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        INTEGERS,
+        """
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("w.size0", 8), Axis("", 1), Axis("", 1)),
+        arguments=("x.ptr", "w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0"),
+        conditions=tuple(Condition(*c) for c in (("x.size0", "<=", 4), ("x.stride1", "==", 1), ("w.stride1", "==", 1),
+                                                 ("x.stride0", "%", 16), ("w.stride0", "%", 16))),
+    )
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3005, 2))
+    [out] = to_gpu(torch.zeros(4, 8, dtype=torch.int32))
+    given = torch._int_mm(gx, gw.t(), out=out)
+    said = [[torch.equal(host(t), right) for t in (torch._int_mm(gx, gw.t()), out)], given is out, outcomes()]
+    wide, = to_gpu(torch.zeros(4, 24, dtype=torch.int8))  # rows 24 apart: it does not take them
+    host(wide)[:, :16].copy_(x)
+    said += [torch.equal(host(torch._int_mm(wide[:, :16], gw.t())), right), outcomes()]
+    print(json.dumps([*said, calls("cuLaunchKernel"), hook.failures()]))
+    """,
+    )
+    assert said == [[True] * 2, True, ["dense exact 2"], True, ["dense miss 1"], 2, []]
+
+
 def test_a_whole_c_with_any_alpha_and_beta_goes_to_cublaslt(run: Any) -> None:
     said = run(
         OPERANDS,

@@ -120,7 +120,20 @@ int multiply_codes(void** a) {
   return 0;
 }
 
+int multiply_integers(void** a) {
+  const int8_t *x = *static_cast<const int8_t**>(a[0]), *w = *static_cast<const int8_t**>(a[1]);
+  int32_t* y = *static_cast<int32_t**>(a[2]);
+  const int rows = *static_cast<int*>(a[3]), ldx = *static_cast<int*>(a[4]), ldw = *static_cast<int*>(a[5]);
+  for (int m = 0; m < rows; ++m)
+    for (int n = 0; n < g_n; ++n) {
+      y[m * g_n + n] = 0;
+      for (int k = 0; k < g_k; ++k) y[m * g_n + n] += x[m * ldx + k] * w[n * ldw + k];
+    }
+  return 0;
+}
+
 int multiply(void* function, void** a) {
+  if (function == reinterpret_cast<void*>(0x3005)) return multiply_integers(a);
   if (function == reinterpret_cast<void*>(0x3004)) return multiply_scaled_groups(a);
   if (function == reinterpret_cast<void*>(0x3003)) return multiply_codes(a);
   if (function == reinterpret_cast<void*>(0x3002)) return multiply_groups(a);
