@@ -12,7 +12,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.say import say_line, tell
 from gemmtuned.configs.settings import unknown_variables
-from gemmtuned.hooks import engines, frozen_layers, ranks
+from gemmtuned.hooks import engines, frozen_layers, phase, ranks
 from gemmtuned.hooks.dispatch import ident_of, solution_of
 from gemmtuned.hooks.flush import new_session
 from gemmtuned.hooks.native import HOW
@@ -69,13 +69,19 @@ class Account:
 
     def drain(self) -> Iterator[Sighting]:
         """What was counted since the last call, under aten and by our ops themselves."""
-        for path in (self._library.native, self.op_counts):
-            for sighting in path.drain() if path is not None else ():
+        native, now = self._library.native, phase.current()
+        for told in (native.drain(now) if native is not None else (), self.op_counts.drain()):
+            for sighting in told:
                 if self._selections is not None and self._settings.dispatch:
                     with suppress(CandidateFailed):  # an unknown device: nothing is selected there
                         device = self._where.environment(sighting.place).device
                         self._selections.note(sighting, self._tables.table, device)
                 yield sighting
+
+    def set_aside(self, ends: str) -> None:
+        """A phase ends; op_counts note it with each call."""
+        if self._library.native is not None:
+            self._library.native.set_aside(ends)
 
     def session(self, flusher: Flusher) -> Session:
         """This process's row for the store's session table."""

@@ -23,7 +23,7 @@ from gemmtuned.configs.turns import Turns
 from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
 from gemmtuned.hooks.background import Fork, when_untold
 from gemmtuned.hooks.flush import never_again
-from gemmtuned.hooks.hook import Hook
+from gemmtuned.hooks.hook import Hook, close_inherited
 from gemmtuned.hooks.native.our_thread import python_forks
 from gemmtuned.hooks.notice import speak_up
 
@@ -345,6 +345,8 @@ def _after_fork() -> None:
     _turns = Turns()
     if any(half.in_store for half in _halves):
         never_again("it was forked in the middle of a flush")
+    for half in _halves:
+        close_inherited(half)
     _halves.clear()  # their threads and counts are the parent's
     imports.after_fork()
     say_after_fork()

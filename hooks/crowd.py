@@ -32,12 +32,9 @@ class Crowd:
         self._was = False
         self.longer_s, self._at_s = 0.0, clock.monotonic()
 
-    def without_its_times(self, sightings: Iterable[Sighting], *, look: bool = True) -> Iterator[Sighting]:
-        """What was counted since the last time; without the times where others were in the way meanwhile.
-
-        look: at the kernel's counters, which takes 10 to 50 us a thread; else it is as it was at the last look.
-        """
-        crowded = None if look else self._was
+    def without_its_times(self, sightings: Iterable[Sighting]) -> Iterator[Sighting]:
+        """What was counted since the last time; without the times where others were in the way meanwhile."""
+        crowded: bool | None = None  # unknown until one is timed: a look takes 10 to 50 us a thread
         for s in sightings:
             if s.sampled_calls and crowded is None:
                 crowded = self.was_in_the_way()

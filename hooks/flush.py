@@ -16,7 +16,6 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmtuned.configs import clock
@@ -34,7 +33,7 @@ from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import about, in_slices
-from gemmtuned.hooks.pending import MAX_PENDING, Notes, Pending, sightings
+from gemmtuned.hooks.pending import Notes, Pending, sightings
 
 if TYPE_CHECKING:
     from gemmtuned.db.guest import GuestStore
@@ -59,10 +58,11 @@ _no_store = ""  # why this process, and all that it forks, must never touch SQLi
 class Flusher:
     """Takes sightings from `drain` to the store.
 
-    drain: yields what was counted since its last call.  environment: of a place (`cpu`, `cuda:0`); where it raises,
-    the counts of that place are dropped.  session: a fresh snapshot for `gemmtuned status`.  tick: housekeeping, called
-    before each flush.  compiled: yields (problem, kernel, place) of GEMMs that torch.compile has turned into kernels
-    since its last call.
+    drain: yields what was counted since its last call.  set_aside: takes the name of a phase that ends now, for
+    what was counted until now; an exception that ends it loses nothing.  environment: of a place (`cpu`, `cuda:0`);
+    where it raises, the counts of that place are dropped.  session: a fresh snapshot for `gemmtuned status`.  tick:
+    housekeeping, called before each flush.  compiled: yields (problem, kernel, place) of GEMMs that torch.compile has
+    turned into kernels since its last call.
     """
 
     def __init__(
@@ -70,19 +70,20 @@ class Flusher:
         settings: Settings,
         *,
         drain: Callable[[], Iterable[Sighting]],
+        set_aside: Callable[[str], None],
         environment: Callable[[str], Environment],
         session: Callable[[], Session],
         tick: Callable[[], None],
         keep: bool,
         compiled: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
     ) -> None:
-        self._settings, self._drain, self._environment, self._session = settings, drain, environment, session
+        self._settings, self._environment, self._session = settings, environment, session
+        self._drain, self._set_aside = drain, set_aside
         self.run = settings.run  # the label under which calls are counted
         self._tick, self._keep, self._take_compiled = tick, keep, compiled
         self._store: GuestStore | None = None
         self._pending, self._compiled = Pending(settings.flush_s), Notes()
         self._quarantine: list[tuple[Solution, str, str]] = []
-        self._aside: list[Sighting] = []  # counts of phases that have ended since the last flush
         self._draining = FrameLock()  # held by a drain or a phase change; a signal handler may start a second one
         self.hurried = False  # a thread of the program is waiting for the current drain to end
         self._lock = FrameLock()  # one flush at a time: of our thread, or of a program's where ours does not run
@@ -152,19 +153,13 @@ class Flusher:
         self.hurried = True
         with self._draining:
             try:
-                if len(self._aside) < MAX_PENDING:  # else flushes have stopped: these counts go to the next phase
-                    self._aside.extend(self._drained(look=False))  # quick: this is the program's own thread
+                self._set_aside(phase.current())  # quick: this is the program's own thread
             finally:
                 change()
 
-    def _drained(self, *, look: bool = True) -> Iterator[Sighting]:
-        """What was counted since the last call, each count with its phase. look: also what was set aside; a flush."""
-        if look:
-            aside, self._aside = self._aside, []
-            yield from aside
-        now = phase.current()
-        for s in self._crowd.without_its_times(self._drain(), look=look):
-            yield replace(s, phase=now) if now else s
+    def _drained(self) -> Iterator[Sighting]:
+        """What was counted since the last call, each count with its phase."""
+        return self._crowd.without_its_times(self._drain())
 
     def pause(self, fork: Running) -> bool:
         """Wait until no flush is going on and let none begin until the fork is over; False when that took too long.

@@ -53,6 +53,13 @@ class _Parts(NamedTuple):
     ready: Ready
     background: Background
 
+    def close_inherited(self) -> None:
+        """In a forked child, of its parent's: what it has of the descriptor, if that is still ours."""
+        with suppress(OSError):
+            inherited = self.watcher.events.descriptor()
+            if inherited is not None:
+                os.close(inherited)
+
 
 class Hook:
     """The hook; activate() makes one at a time. tables: those the program asked for, besides the environment's."""
@@ -133,6 +140,7 @@ class Hook:
         flusher = Flusher(
             self.settings,
             drain=self.drain,
+            set_aside=self.account.set_aside,
             environment=self.where.environment,
             session=self.session,
             tick=self.tick,
@@ -250,10 +258,7 @@ class Hook:
                 at_first_count(self.native, self.begin)
             return
         _parents.append(parents)
-        with suppress(OSError):
-            inherited = parents.watcher.events.descriptor()
-            if inherited is not None:
-                os.close(inherited)
+        parents.close_inherited()
         if not paused and parents.flusher.in_store:
             never_again("it was forked in the middle of a flush")
         if self.native is not None:
@@ -319,6 +324,12 @@ def own_op(hook: Hook, routed: str) -> Iterator[None]:
     finally:
         if native is not None:
             native.op_ends(on_trial)
+
+
+def close_inherited(half: Hook) -> None:
+    """In a forked child, of a hook that was half on in its parent: what the child has of the descriptor."""
+    if half._parts is not None:
+        half._parts.close_inherited()
 
 
 def label(hook: Hook, run: str, role: str) -> None:

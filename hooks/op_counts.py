@@ -13,8 +13,10 @@ from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.own_process import own_process
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.hooks.phase import current
 
 MAX_PROBLEMS: Final = 65_536
+_Key = tuple[Problem, str, str, bool, str]  # problem, place, outcome, graph, phase
 
 
 class OpCounts:
@@ -23,14 +25,14 @@ class OpCounts:
     def __init__(self) -> None:
         self.dropped = 0
         self._process = own_process()  # whose calls these are
-        self._calls: Counter[tuple[Problem, str, str, bool]] = Counter()
+        self._calls: Counter[_Key] = Counter()
         self._lock = FrameLock()  # a signal's handler may run an op in the middle of one
 
     def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
         """One call; outcome, graph: as of a Sighting."""
         if self._process != own_process():  # C code forked this process, and nobody has told Python
             self.reset()
-        key = problem, place, outcome, graph
+        key = problem, place, outcome, graph, current()
         with self._lock:
             if len(self._calls) >= MAX_PROBLEMS and key not in self._calls:
                 self.dropped += 1
@@ -44,11 +46,11 @@ class OpCounts:
 
     def drain(self) -> Iterator[Sighting]:
         """All since the last time."""
-        for (problem, place, outcome, graph), count in self._taken().items():
-            yield Sighting(problem, outcome, count, graph=graph, place=place)
+        for (problem, place, outcome, graph, phase), count in self._taken().items():
+            yield Sighting(problem, outcome, count, graph=graph, place=place, phase=phase)
 
-    def _taken(self) -> Counter[tuple[Problem, str, str, bool]]:
-        if not self._calls:  # mostly so, and each change of phase asks
+    def _taken(self) -> Counter[_Key]:
+        if not self._calls:  # mostly so
             return Counter()
         with self._lock:
             calls, self._calls = self._calls, Counter()

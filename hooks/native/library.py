@@ -296,9 +296,13 @@ class Native(OurThread):
         found = self._lib.gt_find(ctypes.byref(pack(problem, graph=graph, place=place)))
         return OUTCOMES[found & 0xFF], (found >> 8) - 1 if found >> 8 else None
 
-    def drain(self) -> Iterator[Sighting]:
-        """All calls counted since the last drain, without those that come meanwhile. One thread at a time."""
-        return self._unread.drain()
+    def drain(self, phase: str = "") -> Iterator[Sighting]:
+        """All calls counted since the last drain; see Unread. phase: the one that goes on now."""
+        return self._unread.drain(phase)
+
+    def set_aside(self, phase: str) -> None:
+        """What was counted until now was counted in this phase."""
+        self._unread.set_aside(phase)
 
     def after_fork(self) -> None:
         """In a forked child."""

@@ -18,6 +18,8 @@ from gemmtuned.hooks.native.structures import MIRRORED, Cond, Packed
 
 _ALIGN: Final = 16  # what the structures of a launch need
 _ROOM: Final = 128  # records that are read at once
+_MOST_ASIDE: Final = 2048  # batches of phases that are over, and
+_MOST_RECORDS: Final = 16_384  # in all of them: a last flush has half a second
 _POINTER: Final = struct.Struct("P")
 _UNSIGNED: Final[dict[int, Any]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
@@ -154,8 +156,8 @@ def _problem_of(packed: PackedProblem) -> Problem:
     return problem
 
 
-def sightings(record: Record) -> Iterator[Sighting]:
-    """What a record says, one sighting per outcome that was counted."""
+def sightings(record: Record, phase: str = "") -> Iterator[Sighting]:
+    """What a record says, one sighting per outcome that was counted. phase: of a Sighting."""
     try:
         problem = _problem_of(record.key)
     except ProblemError:
@@ -166,16 +168,23 @@ def sightings(record: Record) -> Iterator[Sighting]:
     samples = (record.sampled_calls, record.sampled_ns / 1000)
     for outcome, calls in zip(OUTCOMES, record.calls, strict=True):
         if calls or samples[0]:
-            yield Sighting(problem, outcome, calls, bool(record.key.flags & key.FLAGS["GRAPH"]), *samples, place)
+            graph = bool(record.key.flags & key.FLAGS["GRAPH"])
+            yield Sighting(problem, outcome, calls, graph, *samples, place, phase)
             samples = (0, 0.0)
 
 
 class _Batch:
-    """Records that were fetched and not told yet."""
+    """Records that were fetched and not told yet. phase: of their calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
         self.records = (Record * _ROOM)()
         self.left = iter(range(_ROOM))  # those without calls say nothing
+
+    def keep(self, count: int) -> None:
+        """Hold no more room than for this many."""
+        self.left = iter(range(count))
+        self.records = (Record * count).from_buffer_copy(self.records)
 
 
 class Unread:
@@ -185,21 +194,40 @@ class Unread:
         self._fetch = fetch
         self._batches: list[_Batch] = []
 
-    def drain(self) -> Iterator[Sighting]:
+    def set_aside(self, phase: str) -> None:
+        """Note that all calls until now, for the next drain, were made in this phase. One thread at a time.
+
+        An exception that cuts this off, of a signal's handler, loses none: some may then be told with a later phase's.
+        So they are where there are too many already, because nobody drains.
+        """
+        if len(self._batches) >= _MOST_ASIDE or sum(len(batch.records) for batch in self._batches) >= _MOST_RECORDS:
+            return
+        count, anew = _ROOM, True
+        while count == _ROOM:
+            batch = _Batch(phase)
+            self._batches.append(batch)
+            count = self._fetch(batch.records, _ROOM, anew)
+            anew = False
+            batch.keep(count)
+        if not count and batch in self._batches:
+            self._batches.remove(batch)
+
+    def drain(self, phase: str = "") -> Iterator[Sighting]:
         """All calls counted since the last drain, without those that come meanwhile. One thread at a time.
 
-        What a drain has not told, because an exception has ended it, the next one tells; so does a signal handler's.
+        phase: of those that are not set aside.  What a drain has not told, because an exception has ended it, the next
+        one tells; so does a signal handler's.
         """
         count, anew = _ROOM, True
         while self._batches or count == _ROOM:
             if not self._batches:
-                batch = _Batch()
+                batch = _Batch(phase)
                 self._batches.append(batch)
                 count = self._fetch(batch.records, _ROOM, anew)
                 batch.left, anew = iter(range(count)), False
             batch = self._batches[0]
             for i in batch.left:  # one by one: the objects of a slice would start the garbage collector
-                yield from sightings(batch.records[i])
+                yield from sightings(batch.records[i], batch.phase)
             if batch in self._batches:
                 self._batches.remove(batch)
 

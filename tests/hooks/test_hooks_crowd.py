@@ -103,13 +103,6 @@ def test_how_much_longer_it_ran_is_what_each_of_its_threads_waited(monkeypatch: 
     assert longer_s == [3.0, 6.0, 6.0, 6.0]
 
 
-def test_the_programs_own_thread_does_not_look(tmp_path: Path) -> None:
-    crowd = Crowd(Told((1.0, 0.5)))  # type: ignore[arg-type]
-    timed = Sighting(ONE, "miss", 64, sampled_calls=1, sampled_us=5.0)
-    for look, kept in ((False, 1), (True, 0), (False, 0)):
-        assert [s.sampled_calls for s in crowd.without_its_times([timed], look=look)] == [kept]
-
-
 def test_of_many_threads_the_oldest_are_looked_at(threads: Threads) -> None:
     for thread in (9, 10, 100):
         threads.spent(thread, 1.0, float(thread))
@@ -133,7 +126,7 @@ def test_counts_of_a_crowded_second_are_kept_and_its_times_are_not(
         config_dir=tmp_path / "configs",
     )  # fmt: skip
     flusher = Flusher(
-        settings, drain=drain, environment=lambda place: NEW, tick=lambda: None, keep=True,
+        settings, drain=drain, set_aside=lambda ends: None, environment=lambda place: NEW, tick=lambda: None, keep=True,
         session=lambda: Session(
             host="h", pid=1, started_us=1, run="test", path="native", generation=0, calls=0, waited_us=flusher.waited_us
         ),

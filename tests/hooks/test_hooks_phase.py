@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counted_by_hand import Counted, stored
-from hooked import Home
+from hooked import LINEAR, Home
 
 import gemmtuned
 from gemmtuned.configs.sighting import Sighting
@@ -19,6 +20,8 @@ from gemmtuned.db import queries
 from gemmtuned.db.phases import phases
 from gemmtuned.db.store import Store
 from gemmtuned.hooks import phase
+from gemmtuned.hooks.native.records import _MOST_ASIDE, Record, Unread, pack
+from gemmtuned.hooks.op_counts import OpCounts
 from gemmtuned.reports.phases import phase_notes
 
 
@@ -164,6 +167,31 @@ def test_a_real_programs_warm_up_is_left_out(home: Home) -> None:
 
     assert {row["phase"]: row["calls"] for row in phases(home.path / "tune.db")} == {"warm-up": 100}
     assert home.calls() == 10
+
+
+def test_calls_of_our_ops_are_of_the_phase_that_they_are_made_in() -> None:
+    counts = OpCounts()
+    counts.add(LINEAR, "cpu")
+    with gemmtuned.phase("warm-up"):
+        counts.add(LINEAR, "cpu")
+        counts.add(LINEAR, "cpu")
+    assert {s.phase: s.calls for s in counts.drain()} == {"": 1, "warm-up": 2}
+
+
+def test_what_too_many_phases_leave_behind_is_counted_in_a_later_one() -> None:
+    """Where nobody flushes, it would grow for ever."""
+    calls = iter(range(10**6))
+
+    def fetch(records: Any, room: int, anew: int) -> int:
+        next(calls)
+        records[0] = Record(pack(LINEAR), (0, 0, 1))
+        return 1
+
+    unread = Unread(fetch)
+    for number in range(2 * _MOST_ASIDE):
+        unread.set_aside(f"{number}")
+    told = [s.phase for s in unread.drain("last")]
+    assert told == [*map(str, range(_MOST_ASIDE)), "last"]
 
 
 def test_a_phase_may_begin_while_another_begins_in_the_same_thread(active: Counted) -> None:

@@ -582,6 +582,39 @@ def test_threads_that_fork_at_the_same_time_leave_ours_to_go_on(home: Home) -> N
     assert done.said == 2, done.err
 
 
+def test_a_child_that_is_forked_while_the_hook_is_half_on_has_nothing_of_its_descriptor(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(LINEAR, "onednn")], 1)
+    done = home.run(
+        """
+        import json, os, threading, torch, gemmtuned
+        from hooked import opened, wait_for
+        from gemmtuned.hooks import activate
+
+        def watches():
+            return sum("inotify" in link for link in opened().values())
+
+        def start(hook):
+            began(hook)
+            wait_for(watches)
+            thread = threading.Thread(target=forks)  # another one of the program's
+            thread.start()
+            thread.join()
+
+        def forks():
+            if os.fork() == 0:
+                os._exit(watches())
+            codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+
+        codes, began, activate.Hook.start = [], activate.Hook.start, start
+        gemmtuned.enable()
+        print(json.dumps([codes, watches()]))
+        """,
+        AITER_TUNE_GEMM="0",
+    )
+    assert done.said == [[0], 1]
+
+
 def test_a_forked_child_has_one_thread_whatever_begins_it(home: Home) -> None:
     """Waiting for the table begins it, and so does the first count: in C, which does not know of the other."""
     home.path.mkdir()

@@ -196,8 +196,7 @@ for at in range(1, events + 1, step):
     on()
     call()
     activate.current().flusher.flush()  # the database has been opened once
-    if outer != "phase":  # in the middle of a change of phase, what is being read may be lost
-        call()
+    call()
     if outer == "reload":
         publish_newer()
     if outer == "enable":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.lockfile import LockFile
+from gemmtuned.hooks import phase
 from gemmtuned.hooks.flush import Flusher
 from gemmtuned.kernels.device import device_at
 
@@ -23,13 +25,14 @@ class Counted:
 
     def __init__(self, home: Path, **settings: Any) -> None:
         self.waiting: list[Sighting] = []
+        self.aside: list[Sighting] = []
         values = {"capture": True, "home": home, "db": home / "tune.db", "config_dir": home / "configs", **settings}
         self.settings = Settings(cache=home / "cache", run="test", **values)
         self.ticks = 0
         self.compiled: list[tuple[Problem, str, str]] = []  # given at every flush
         self.flusher = Flusher(
-            self.settings, drain=self.drain, environment=self.environment, session=self.session, tick=self.tick,
-            keep=self.settings.capture, compiled=lambda: self.compiled,
+            self.settings, drain=self.drain, set_aside=self.set_aside, environment=self.environment,
+            session=self.session, tick=self.tick, keep=self.settings.capture, compiled=lambda: self.compiled,
         )  # fmt: skip
 
     def environment(self, place: str) -> Environment:
@@ -38,8 +41,13 @@ class Counted:
         return NEW
 
     def drain(self) -> Iterator[Sighting]:
+        self.set_aside(phase.current())
+        while self.aside:
+            yield self.aside.pop()
+
+    def set_aside(self, ends: str) -> None:
         while self.waiting:
-            yield self.waiting.pop()
+            self.aside.append(replace(self.waiting.pop(), phase=ends))
 
     def session(self) -> Session:
         return Session(host="h", pid=1, started_us=1, run="test", path="native", generation=0, calls=self.flusher.calls)
