@@ -11,6 +11,7 @@ stdout: a program that sends both to a log does so on purpose.
 from __future__ import annotations
 
 import _thread
+import errno
 import logging
 import os
 import select
@@ -22,12 +23,13 @@ from gemmtuned.configs.file_size import no_signal_at_a_limit
 _STDERR: Final = 2
 _STDOUT: Final = 1
 _ours: set[int] = set()  # idents of our threads
-_led_to: list[tuple[int, int] | None] = []  # what descriptor 2 referred to when the hook began; empty before that
+_Facts = tuple[int, int] | str | None  # (st_dev, st_ino); the name in /proc, where the system refuses to say; None
+_led_to: list[_Facts] = []  # what descriptor 2 referred to when the hook began, by both; empty before that
 
 
 def begin() -> None:
     """The hook begins: what descriptor 2 refers to now is the program's stderr."""
-    _led_to[:] = [_leads_to(_STDERR)]
+    _led_to[:] = [_leads_to(_STDERR), _name_of(_STDERR)]
 
 
 def our_thread() -> None:
@@ -115,17 +117,30 @@ def _is_stderr() -> bool:
     if not _led_to:
         begin()
     now = _leads_to(_STDERR)
-    return now is not None and (now == _led_to[0] or now == _leads_to(_STDOUT))
+    return now is not None and (now in _led_to or now == _leads_to(_STDOUT))
 
 
-def _leads_to(fd: int) -> tuple[int, int] | None:
-    """(st_dev, st_ino) of a standard stream; None for a descriptor that is none.
+def _leads_to(fd: int) -> _Facts:
+    """Which file a standard stream is; None for a descriptor that is none.
 
-    Standard streams come from exec or dup2 and stay open on exec; files that Python opens are closed on exec.
+    Standard streams come from exec or dup2 and stay open on exec; files that Python opens are closed on exec.  A
+    program may have had the system refuse these calls (seccomp): that is no word on its streams.
     """
+    where: _Facts
     try:
         facts = os.fstat(fd)
-        return (facts.st_dev, facts.st_ino) if os.get_inheritable(fd) else None
+        where = facts.st_dev, facts.st_ino
+    except OSError as err:
+        where = _name_of(fd) if err.errno != errno.EBADF else None
+    try:
+        return where if os.get_inheritable(fd) else None
+    except OSError as err:
+        return where if err.errno != errno.EBADF else None
+
+
+def _name_of(fd: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  a Path asks for more
     except OSError:
         return None
 
