@@ -67,8 +67,8 @@ class ListedGraphs:
         return self.conditions.pop(0) if self.conditions else (1980, 0x4)
 
 
-def arm(name: str = "a", copies: int = 5, value: float = 1.0) -> Arm:
-    return Arm(name, [lambda: torch.full((2, 3), value) for _ in range(copies)])
+def arm(name: str = "a", copies: int = 5, value: float = 1.0, dtype: torch.dtype = torch.float32) -> Arm:
+    return Arm(name, [lambda: torch.full((2, 3), value, dtype=dtype) for _ in range(copies)])
 
 
 def test_a_graph_is_recorded_once_over_all_weight_copies_and_timed_by_launch() -> None:
@@ -94,11 +94,15 @@ def test_long_calls_are_launched_once_for_each_copy() -> None:
     assert graphs.recorded == [5]
 
 
-def test_a_graph_that_computes_nothing_is_found_before_its_first_time_is_taken() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(torch.float32, 1), (torch.bfloat16, 0), (torch.int32, 1), (torch.int32, 0)]
+)
+def test_a_graph_that_computes_nothing_is_found_before_its_first_time_is_taken(dtype: torch.dtype, value: int) -> None:
     graphs = ListedGraphs(skips=True)
 
     with pytest.raises(CandidateFailed, match="another result inside a CUDA graph"):
-        GraphClock(graphs).us(arm("fast and wrong"), (0,))
+        GraphClock(graphs).us(arm("fast and wrong", value=value, dtype=dtype), (0,))
+    assert GraphClock(ListedGraphs()).us(arm("right", value=value, dtype=dtype), (0,)) == 10.0
 
 
 def test_a_graph_that_goes_wrong_later_is_found_within_some_readings() -> None:
