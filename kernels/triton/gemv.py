@@ -35,7 +35,7 @@ from gemmtuned.kernels.triton.diagonal import (
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, LaunchRecord, make_record
 from gemmtuned.kernels.triton.load_barrier import issued
-from gemmtuned.kernels.triton.split_k import arrived_last, reset
+from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.thread_access import load_first, store_first
 
 _VALUES = tl.constexpr(VALUES)
@@ -138,29 +138,10 @@ def gemv(
             total += started
         store_first(y + tile + ks[None, :] * 0, total, (ks == 0)[None, :])
     else:
-        _add_up_and_store(acc, partials, counters, bias, y, tile, part, rows, inside, BLOCK_N, SPLIT)
-
-
-@triton.jit
-def _add_up_and_store(
-    acc, partials, counters, bias, y, tile, part, rows, inside, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr
-):
-    total = tl.sum(acc, 1)
-    if SPLIT == 1:
-        if bias is not None:
-            total += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y + rows, total.to(y.dtype.element_ty), mask=inside)
-    else:
-        at = tile * (SPLIT * BLOCK_N) + tl.arange(0, BLOCK_N)
-        tl.store(partials + at + part * BLOCK_N, total)
-        if arrived_last(counters, tile, SPLIT):
-            total = tl.zeros((BLOCK_N,), tl.float32)
-            for i in tl.static_range(SPLIT):
-                total += tl.load(partials + at + i * BLOCK_N, cache_modifier=".cg")
-            if bias is not None:
-                total += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
-            tl.store(y + rows, total.to(y.dtype.element_ty), mask=inside)
-            reset(counters, tile)
+        add_slices_and_store(
+            tl.sum(acc, 1), partials, counters, tile, part, tile * (SPLIT * BLOCK_N) + tl.arange(0, BLOCK_N), bias, y,
+            rows, rows, inside, inside, BLOCK_N, SPLIT,
+        )  # fmt: skip
 
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:

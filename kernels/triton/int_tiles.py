@@ -24,7 +24,7 @@ from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, Scored
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES, Axis, LaunchRecord
-from gemmtuned.kernels.triton.split_k import arrived_last, reset
+from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.tiles import FITS
 from gemmtuned.kernels.triton.to_shared import Tile, estimate_us, ring_stages, splits
 
@@ -83,15 +83,11 @@ def int_tiles(
     if SPLIT == 1:
         tl.store(y + at, acc, mask=inside)
     else:
-        SIZE: tl.constexpr = BLOCK_N * BLOCK_M
-        sums = partials.to(tl.pointer_type(tl.int32)) + tile.to(tl.int64) * (SPLIT * SIZE) + here
-        tl.store(sums + part * SIZE, acc)
-        if arrived_last(counters, tile, SPLIT):
-            acc = tl.zeros_like(acc)
-            for i in tl.static_range(SPLIT):
-                acc += tl.load(sums + i * SIZE, cache_modifier=".cg")
-            tl.store(y + at, acc, mask=inside)
-            reset(counters, tile)
+        add_slices_and_store(
+            acc, partials.to(tl.pointer_type(tl.int32)), counters, tile, part,
+            tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + here, None, y, at, rows, rows < N, inside,
+            BLOCK_N * BLOCK_M, SPLIT,
+        )  # fmt: skip
 
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:

@@ -26,3 +26,37 @@ def arrived_last(counters, tile, SPLIT: tl.constexpr):
 def reset(counters, tile):
     """Leave the counter as the next launch expects it."""
     tl.store(counters + tile, 0)
+
+
+@triton.jit
+def store_sums(sums, bias, y, at, rows, there, inside):
+    """Store sums at y + at, where `inside`, with the bias of their rows of W.
+
+    bias: None, or a pointer that is read where the rows are `there`.  rows, there: shaped to be broadcast to the sums.
+    """
+    if bias is not None:
+        sums += tl.load(bias + rows, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + at, sums.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_slices_and_store(
+    sums, partials, counters, tile, part, places, bias, y, at, rows, there, inside, SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Add up what the SPLIT thread blocks of a tile have of its SIZE sums, and store it as `store_sums` does.
+
+    places: of the sums of the tile's first slice in the workspace `partials`; that of the next lies SIZE further.  They
+    and `counters` are looked at where SPLIT is more than 1.
+    """
+    if SPLIT == 1:
+        store_sums(sums, bias, y, at, rows, there, inside)
+    else:
+        slices = partials + places
+        tl.store(slices + part * SIZE, sums)
+        if arrived_last(counters, tile, SPLIT):
+            total = tl.zeros_like(sums)
+            for i in tl.static_range(SPLIT):
+                total += tl.load(slices + i * SIZE, cache_modifier=".cg")
+            store_sums(total, bias, y, at, rows, there, inside)
+            reset(counters, tile)

@@ -22,7 +22,7 @@ from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
-from gemmtuned.kernels.triton.split_k import arrived_last, reset
+from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.to_shared import Constants, Tile, cuts, estimate_us, ring_stages
 
 _SMALL_M: Final = 64  # up to here one tile holds all rows of X, and reading W is the work
@@ -87,31 +87,20 @@ def tiles(
         tokens = tokens[:, None]
     inside = (rows < N) & (tokens < m)
     at = tokens.to(tl.int64) * N + rows
-    if SPLIT == 1:
-        if bias is not None:
-            acc += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)
-        tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
-    elif CLUSTER > 1:
+    if CLUSTER > 1:
         add_up_and_store(
             acc, tl.arange(0, LINES)[:, None], tl.arange(0, WIDE)[None, :], 0, SWAP,
             tile_n * BLOCK_N, tile_m * BLOCK_M, part, bias, y, m, N, LINES, WIDE, CLUSTER, 1,
         )  # fmt: skip
     else:
-        SIZE: tl.constexpr = BLOCK_N * BLOCK_M
         if SWAP:
             here = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         else:
             here = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        sums = partials + tile.to(tl.int64) * (SPLIT * SIZE) + here
-        tl.store(sums + part * SIZE, acc)
-        if arrived_last(counters, tile, SPLIT):
-            acc = tl.zeros_like(acc)
-            for i in tl.static_range(SPLIT):
-                acc += tl.load(sums + i * SIZE, cache_modifier=".cg")
-            if bias is not None:
-                acc += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)
-            tl.store(y + at, acc.to(y.dtype.element_ty), mask=inside)
-            reset(counters, tile)
+        add_slices_and_store(
+            acc, partials, counters, tile, part, tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + here, bias, y, at,
+            rows, rows < N, inside, BLOCK_N * BLOCK_M, SPLIT,
+        )  # fmt: skip
 
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:

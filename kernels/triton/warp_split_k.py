@@ -23,7 +23,7 @@ from gemmtuned.kernels.own_kernel import Config, Parameter, by_size
 from gemmtuned.kernels.triton.cluster import add_up_and_store, begin
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import Axis, Exchange, LaunchRecord, make_record
-from gemmtuned.kernels.triton.split_k import arrived_last, reset
+from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.to_shared import Constants, Tile, cuts, estimate_us, ring_stages
 
 MAX_M: Final = 32
@@ -67,27 +67,17 @@ def warp_split_k(
     total = tl.sum(acc, 0)
     inside = (rows < N)[:, None] & (tokens < m)[None, :]
     at = tokens[None, :] * N + rows[:, None]
-    if SPLIT == 1:
-        if bias is not None:
-            total += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
-        tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
-    elif CLUSTER > 1:
+    if CLUSTER > 1:
         add_up_and_store(
             acc, tl.arange(0, BLOCK_N)[None, :, None], tokens[None, None, :], warp[:, None, None], True,
             tile * BLOCK_N, 0, part, bias, y, m, N, BLOCK_N, BLOCK_M, CLUSTER, WARPS,
         )  # fmt: skip
     else:
         here = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tokens[None, :]
-        sums = partials + tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + here
-        tl.store(sums + part * (BLOCK_N * BLOCK_M), total)
-        if arrived_last(counters, tile, SPLIT):
-            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for i in tl.static_range(SPLIT):
-                total += tl.load(sums + i * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
-            if bias is not None:
-                total += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
-            tl.store(y + at, total.to(y.dtype.element_ty), mask=inside)
-            reset(counters, tile)
+        add_slices_and_store(
+            total, partials, counters, tile, part, tile.to(tl.int64) * (SPLIT * BLOCK_N * BLOCK_M) + here, bias, y, at,
+            rows[:, None], (rows < N)[:, None], inside, BLOCK_N * BLOCK_M, SPLIT,
+        )  # fmt: skip
 
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:

@@ -190,7 +190,7 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
     in_clusters = {"fragments", "selected", "tiles", "warp_split_k"}
     for name, old, new, changed in (
         ("gemv", "return 64 if arch", "return 32 if arch", set()),
-        ("gemv", "total = tl.sum(acc, 1)", "total = tl.sum(acc, 1) * 2", {"gemv"}),
+        ("gemv", "tl.sum(acc, 1), partials", "tl.sum(acc, 1) * 2, partials", {"gemv"}),
         ("load_barrier", "which a thread block has only", "known only", set()),  # a docstring
         (
             "split_k",

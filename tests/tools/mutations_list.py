@@ -290,9 +290,9 @@ MUTATIONS: Final = (
     ),
     M(
         "the bias is left out where K is cut",
-        "kernels/triton/warp_split_k.py",
-        "            if bias is not None:\n                total += tl.load",
-        "            if bias is not None and SPLIT < 2:\n                total += tl.load",
+        "kernels/triton/split_k.py",
+        "            store_sums(total, bias, y,",
+        "            store_sums(total, None, y,",
         (_INTERPRETED,),
     ),
     M(
