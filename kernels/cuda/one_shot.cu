@@ -207,7 +207,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     return;
   }
   if (warp < TOKENS / 16) {
-    const u32 here = in_block(others, part);  // its own do not take the way over the cluster
+    // Its own sums do not take the way over the cluster: `here` is the cluster's name for what is `others` in this block
+    const u32 here = in_block(others, part);
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++)
       if (owners[i] == here)

@@ -69,6 +69,7 @@ _WAIT_FOR_ALL, _WAIT_FOR_ALL_OPERANDS = inline_ptx(
     }""",
 )
 _READ, _READ_OPERANDS = inline_ptx("=f value, r address", "ld.shared.f32 $value, [$address];")
+# Triton wants a value of each element from an instruction, and one to take its shape from: an address that nobody uses
 _WAIT_FOR_BEGIN, _WAIT_FOR_BEGIN_OPERANDS = inline_ptx(
     "=r same, r address", "barrier.cluster.wait.aligned; mov.u32 $same, $address;"
 )

@@ -20,6 +20,10 @@ _OF_FP8, _OF_FP8_OPERANDS = inline_ptx(
     """{ .reg .b16 a, b; mov.b32 {a, b}, $bytes;
         cvt.rn.f16x2.e4m3x2 $value0, a; cvt.rn.f16x2.e4m3x2 $value1, b; }""",
 )
+# prmt puts the bytes in the order 0 2 1 3, so that a mask of four bits in each half finds codes of bytes 0 and 1, or of
+# 2 and 3 where the word is shifted by 8; by 4 more, the upper codes of the same bytes.  lop3 0xea is (word & mask) |
+# base: 0x4300 is 128 in bf16, 0x6400 is 1024 in fp16, and the last bit of both is worth 1.  Then 128 + 8 or 1024 + 8
+# (0x6408) is taken away; sm_80 has no subtraction of bf16, so there it is t * 1 + less, with less = -136 (0xc308)
 _OF_INT4_TO_BF16, _OF_INT4_TO_FP16, _OF_INT4_OPERANDS = inline_ptx(
     "=r low<2>, =r high<2>, r bytes",
     """{ .reg .b32 w, t, one, less, mask, base; prmt.b32 w, $bytes, 0, 0x3120;
@@ -37,6 +41,9 @@ _OF_INT4_TO_BF16, _OF_INT4_TO_FP16, _OF_INT4_OPERANDS = inline_ptx(
         shr.b32 t, w, 4; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $high0, t, less;
         shr.b32 t, w, 12; lop3.b32 t, t, mask, base, 0xea; sub.f16x2 $high1, t, less; }""",
 )
+# A code has a sign, two bits of exponent, one of mantissa: in bf16 bits 15, 8, 7 and 6.  The product with 0x1040 puts
+# the lower code of a byte 12 bits to the left (its sign is at 15) and 6 (the others are at 8, 7 and 6), with 0x0104 the
+# upper one by 8 and 2; 0x81c0 keeps those four bits.  The bytes are in the order 0 2 1 3 (w), or 2 0 3 1 (s)
 _OF_E2M1_TO_BF16, _OF_E2M1_OPERANDS = inline_ptx(
     "=r low<2>, =r high<2>, r bytes",
     """{ .reg .b32 w, s, t; prmt.b32 w, $bytes, 0, 0x3120; prmt.b32 s, $bytes, 0, 0x1302;
@@ -96,8 +103,8 @@ def of_int4(w, to: tl.constexpr, ASM: tl.constexpr):
 def of_e2m1(w, to: tl.constexpr, ASM: tl.constexpr):
     """(lower, upper) codes of the bytes: sign, two bits of exponent, one of mantissa, put where they are in 16 bits.
 
-    One product puts a code to both places, which a mask then tidies (sixteen_bit.cuh).  That is the value times 2^-126
-    in bf16, and in fp16, which has no such instructions here, the value.
+    That is the value times 2^-126 in bf16, for the exponent's bias is 127 there and 1 in the code: a product with 2^126
+    mends it.  In fp16, which has no such instructions here, it is the value.
     """
     if ASM and to == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
@@ -139,7 +146,11 @@ def scaled_values(values, s, to: tl.constexpr, ROWS: tl.constexpr, BYTES: tl.con
 
 @triton.jit
 def row_order(ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """Which row of a tile of decoded weights the rows of a tile of bytes become."""
+    """Which row of a tile of decoded weights the rows of a tile of bytes become.
+
+    In the tile of bytes, rows 8 j to 8 j + 7 are those of warp j % WARPS.  The matrix instruction takes 16 rows of a
+    warp: its next eight are 8 * WARPS rows further on.
+    """
     i = tl.arange(0, ROWS)
     return (i // (16 * WARPS) * WARPS + i // 8 % WARPS) * 16 + i // (8 * WARPS) % 2 * 8 + i % 8
 
@@ -147,6 +158,8 @@ def row_order(ROWS: tl.constexpr, WARPS: tl.constexpr):
 @triton.jit
 def tile_of_fp8(values, ROWS: tl.constexpr, WARPS: tl.constexpr):
     """[ROWS, 64], of which a thread has loaded 16 bytes of each of its rows, as the tensor core wants it."""
+    # Axes of the rows: 16 * WARPS of them, which eight of a warp's, warp, row.  Of K: thread t of four, product, half
+    # of its 16 values, value of a pair.  Of a product thread t has 2 t and 2 t + 1 of each half: so t goes behind that
     values = values.reshape(ROWS // (16 * WARPS), 2, WARPS, 8, 4, 4, 2, 2)
     return values.permute(0, 2, 1, 3, 5, 6, 4, 7).reshape(ROWS, 64)
 
@@ -154,5 +167,6 @@ def tile_of_fp8(values, ROWS: tl.constexpr, WARPS: tl.constexpr):
 @triton.jit
 def tile_of_4_bit(low, high, ROWS: tl.constexpr, WARPS: tl.constexpr):
     """[ROWS, 128] of both codes of 64 bytes a row."""
+    # Axes as in tile_of_fp8, and a last one for the lower and the upper code, which goes in front of the product
     values = tl.join(low, high).reshape(ROWS // (16 * WARPS), 2, WARPS, 8, 4, 4, 2, 2, 2)
     return values.permute(0, 2, 1, 3, 8, 5, 6, 4, 7).reshape(ROWS, 128)

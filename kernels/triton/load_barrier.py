@@ -13,6 +13,8 @@ import triton.language as tl
 
 from gemmtuned.kernels.triton.inline_ptx import inline_ptx, moves
 
+# A barrier with a count of the threads whose predicate is true.  It is true in none, for a warp has 32 lanes, which the
+# compiler does not know: the count is 0, and sums that it is added to are what they were, but wait for the barrier
 _ISSUED, _ISSUED_OPERANDS = inline_ptx(
     "=f zero",
     """{

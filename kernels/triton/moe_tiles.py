@@ -108,6 +108,8 @@ def _made_ready(
         for k0 in range(0, PADDED, BLOCK):
             k = k0 + tl.arange(0, BLOCK)
             largest = tl.maximum(largest, tl.abs(tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)))
+        # In fp32 the field of 2^e is e + 127.  That of 2^14 / 2^e is then 268 less that of 2^e, and that of its inverse
+        # is 254 less its own, which has to be 1 or more
         exponent = tl.max(largest, 0).to(tl.int32, bitcast=True) >> 23  # of something infinite, or no number, 255
         field = tl.where(exponent == 255, 127, tl.minimum(268 - exponent, 253))
         scale = (field << 23).to(tl.float32, bitcast=True)

@@ -112,7 +112,7 @@ def _sends_kept(warps: int, each: int) -> str:
     return "{" + "\n".join([*lines, _NO_RESULT]) + "}"
 
 
-_WAYS = ((2, 2), (4, 1), (4, 2), (8, 1))  # warps, and sums that each thread sends
+_WAYS = ((2, 2), (4, 1), (4, 2), (8, 1))  # warps, and sums that each thread sends; one number is the key of both
 _SENDS_KEPT, _SENDS_KEPT_OPERANDS = inline_ptx(
     "=r none<8>, r kept<8>, r address<8>, r barrier<8>, f sum<8>",
     {10 * warps + each: _sends_kept(warps, each) for warps, each in _WAYS},
