@@ -16,7 +16,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -30,6 +29,7 @@ from gemmtuned._testing import faults
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.open_files import limit_reached
+from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Device, Environment, Solution
@@ -41,9 +41,9 @@ MAX_BYTES: Final = 64 << 20
 MAX_ROWS: Final = 1_000_000
 MAX_GENERATION: Final = 1 << 53  # a number that every reader of JSON and SQLite can hold, and nobody reaches
 BINARIES: Final = "bin"  # sub-folder of compiled kernels, each named by its hash
-_OURS: Final = re.compile(r"(.+)-[0-9a-f]{16}\.jsonl")
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_FILE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,150}\.jsonl")
+_OURS: Final = Pattern(r"(.+)-[0-9a-f]{16}\.jsonl")
+_DIGEST: Final = Pattern(r"[0-9a-f]{64}")
+_FILE_NAME: Final = Pattern(r"[a-z0-9][a-z0-9._-]{0,150}\.jsonl")
 
 
 @value_class

@@ -11,7 +11,6 @@ with w [K, N] row-major, `tn` the weight gradient of a linear layer; `s` stands 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -22,6 +21,7 @@ from typing import Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.padding import padded_m
+from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.spelling import NUMBERS, REST_OF_0_1_0, SPELLED, SWITCHES, values_of, written
 from gemmtuned.configs.value_class import value_class
 
@@ -69,8 +69,8 @@ _SCALE_DTYPES: Final = {"1x32": "e8m0", "1x16": "fp8_e4m3", "1x16+tensor": "fp8_
 MAX_DIM: Final = 2**31 - 1
 MAX_THREADS: Final = 32767
 CHAIN_M: Final = 256  # the m of every batch-invariant problem, whose solution is proven at each M up to it
-_WORD: Final = re.compile(r"[a-z0-9_]{1,40}")
-OTHERS_FAMILY: Final = re.compile(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # of another package: package.family
+_WORD: Final = Pattern(r"[a-z0-9_]{1,40}")
+OTHERS_FAMILY: Final = Pattern(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # of another package: package.family
 
 
 @value_class(kw_only=True)

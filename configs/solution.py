@@ -20,12 +20,13 @@ from typing import Any, Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.old_stamps import of_kernel
 from gemmtuned.configs.padding import COVERS
+from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.value_class import value_class
 
 MODES: Final = ("eager", "graph")
 DEFAULT_BACKEND: Final = "torch"  # what runs wherever nothing is published
-NAME: Final = re.compile(r"[A-Za-z0-9_.:+-]{1,200}")  # backend and kernel names: keys of a closed registry, never paths
+NAME: Final = Pattern(r"[A-Za-z0-9_.:+-]{1,200}")  # backend and kernel names: keys of a closed registry, never paths
 MAX_CONFIG: Final = 4096  # characters of a config
 STATES: Final = ("published", "default_best", "withdrawn", "pinned", "stale")
 LIVE_STATES: Final = ("published", "default_best", "pinned")  # states that count as a verdict

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.numbers import whole
+from gemmtuned.configs.pattern import Pattern
 
 SWITCHES: Final = ("bias", "deterministic", "batch_invariant")
 NUMBERS: Final = frozenset(
@@ -37,7 +37,7 @@ SPELLED: Final = {  # a column, and what str() calls it
     "act": "act",
 }
 _LONG: Final = {short: name for name, short in SPELLED.items()}
-_SPELLING: Final = re.compile(
+_SPELLING: Final = Pattern(
     r"(?:(?P<family>[a-z_]+|[a-z][a-z0-9_]*\.[a-z0-9_]+):)?(?P<dtype>[a-z][a-z0-9_]*)(?:/(?P<wdtype>[a-z0-9_]+))?(?:>(?P<out>[a-z0-9_]+))?"
     r":(?P<dims>[0-9]{1,10}(?:x[0-9]{1,10}){2,3})(?P<bias>\+bias)?(?P<rest>(?:,[a-z]+=[A-Za-z0-9_+]{1,40})*)"
 )

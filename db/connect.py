@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.frame_lock import FrameLock
-from gemmtuned.configs.own_process import own_process
+from gemmtuned.configs.processes import own_process
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gemmtuned.configs import key
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.frame_lock import Running
-from gemmtuned.configs.own_process import own_process
+from gemmtuned.configs.processes import own_process
 from gemmtuned.configs.say import after_fork as say_after_fork
 from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation

@@ -14,7 +14,6 @@ has imported the module.  docs/extending.md walks through it.
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
@@ -22,6 +21,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.key import family_code
+from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.problem import OTHERS_FAMILY
 from gemmtuned.configs.say import tell
 from gemmtuned.hooks.overrides import schema_of
@@ -31,7 +31,7 @@ GROUP: Final = "gemmtuned.operators"
 NEEDED: Final = ("operator", "family", "x", "w")
 OPERANDS: Final = ("x", "w", "bias", "y", "out")  # fields that name an argument
 _FIELDS: Final = (*dict.fromkeys((*NEEDED, *OPERANDS)), "form")
-_OPERATOR: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)?")
+_OPERATOR: Final = Pattern(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)?")
 
 
 class Declaration:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gemmtuned.configs.frame_lock import FrameLock
-from gemmtuned.configs.own_process import own_process
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.processes import own_process
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.hooks.phase import current
 

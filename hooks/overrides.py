@@ -7,7 +7,6 @@ calls are neither counted nor routed, which is reported.  What torch itself says
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ OURS: Final = "gemmtuned/hooks/native/c_api.cpp"  # GEMMTUNED_REGISTERED of c_ap
 _ROUTER: Final = (
     "/torch/_native/"  # since 2.12: torch's own choice of a kernel, which calls ours for all it does not take
 )
-_TORCHS: Final = re.compile(r"[/\\]ATen[/\\]Register\w+\.cpp:\d+$")  # generated when torch is built, wherever that was
+_TORCHS: Final = "/ATen/Register"  # files that are generated when torch is built, wherever that was: RegisterCPU_0.cpp
 
 
 def registered_at(operator: str) -> str:
@@ -52,7 +51,9 @@ def schema_of(operator: str) -> Any:
 
 def is_torchs(place: str) -> bool:
     """Whether a place that `registered_at` gave is torch's own kernel, and no other in its stead."""
-    return _TORCHS.search(place) is not None
+    path, _, line = place.replace("\\", "/").rpartition(".cpp:")
+    _, begins, name = path.rpartition(_TORCHS)
+    return bool(begins) and name.replace("_", "").isalnum() and line.isdecimal()
 
 
 class Watch:

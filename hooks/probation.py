@@ -23,7 +23,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.moment import moment
+from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
 
@@ -43,7 +43,7 @@ TRIAL_S: Final = 60.0
 DEATHS: Final = 2
 _LOOK_SHARE: Final = 0.01  # of the time, for looks at others' marks: each reads all, and each of many workers looks
 STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, by how many more deaths there were
-_MARK: Final = re.compile(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
+_MARK: Final = Pattern(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
 MOST_BYTES: Final = 1 << 20  # of a page
 _FACTS_AT: Final = 16  # before it: _State
 _LONGEST: Final = 256  # bytes of a run's label that count

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLite database
-STEPS: Final = tuple(sorted(Path(__file__).parent.glob("[0-9][0-9][0-9][0-9]_*.sql")))
+STEPS: Final = tuple(
+    sorted(
+        path
+        for path in Path(__file__).parent.iterdir()
+        if path.name[:4].isdecimal() and path.name[4:5] == "_" and path.suffix == ".sql"
+    )
+)
 SCHEMA: Final = len(STEPS)
 NEXT: Final = "\n-- next\n"  # between the statements of schema.sql
 _MOST_STEPS: Final = 10_000  # a damaged header may say any number

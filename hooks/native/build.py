@@ -73,9 +73,11 @@ def torch_folder() -> Path | None:
 
 def torch_version(folder: Path) -> str:
     """torch.__version__, read from torch/version.py."""
-    text = (folder / "version.py").read_text("utf-8")
-    match = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
-    return match[1] if match else "unknown"
+    for line in (folder / "version.py").read_text("utf-8").splitlines():
+        name, _, value = line.partition(" = ")
+        if name == "__version__" and value[:1] in ("'", '"'):
+            return value[1:].partition(value[0])[0] or "unknown"
+    return "unknown"
 
 
 def library_path(cache: Path) -> Path | None:
@@ -84,11 +86,13 @@ def library_path(cache: Path) -> Path | None:
     if folder is None:
         return None
     digest = sha256()
+    here = str(_here())
     for name in SOURCES:
-        digest.update((_here() / name).read_bytes())
+        with open(f"{here}/{name}", "rb", buffering=0) as file:  # noqa: PTH123  in each start of each program
+            digest.update(file.read())
     for part in (" ".join(FLAGS), (folder / "version.py").read_text("utf-8"), _abi(folder), _libstdcxx()):
         digest.update(part.encode())  # version.py has the commit of torch's source and its CUDA, or none
-    version = re.sub(r"[^A-Za-z0-9.+-]", "-", torch_version(folder))
+    version = "".join(c if c.isascii() and (c.isalnum() or c in ".+-") else "-" for c in torch_version(folder))
     return cache / "native" / f"capture-{version}-{os.uname().machine}-{digest.hexdigest()[:12]}.so"
 
 
@@ -279,12 +283,11 @@ def _facts(path: Path) -> Path:
 def _abi(torch: Path) -> str:
     """Which of the two ABIs of libstdc++ this torch was built with."""
     try:
-        found = re.search(
-            r"_GLIBCXX_USE_CXX11_ABI=([01])", (torch / "share/cmake/Torch/TorchConfig.cmake").read_text("utf-8")
-        )
+        text = (torch / "share/cmake/Torch/TorchConfig.cmake").read_text("utf-8")
     except OSError:
-        found = None
-    return found[1] if found else "1"
+        return "1"
+    told = (after[:1] for after in text.split("_GLIBCXX_USE_CXX11_ABI=")[1:])
+    return next((one for one in told if one in ("0", "1")), "1")
 
 
 def _libstdcxx() -> str:

@@ -30,7 +30,7 @@ def test_each_child_is_another_process_than_all_that_it_comes_from(home: Home) -
     done = home.run(
         NAMESPACES
         + """
-    from gemmtuned.configs.own_process import own_process
+    from gemmtuned.configs.processes import own_process
     seen = [own_process()]
 
     def child():
@@ -94,7 +94,7 @@ def test_a_child_with_the_number_of_its_parent_has_its_own_counts_and_nothing_of
 
 
 def test_an_old_linux_tells_a_child_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmtuned.configs import own_process
+    from gemmtuned.configs import processes
 
-    monkeypatch.setattr(own_process, "_its_page", None)
-    assert own_process.own_process() == os.getpid()
+    monkeypatch.setattr(processes, "_its_page", None)
+    assert processes.own_process() == os.getpid()
