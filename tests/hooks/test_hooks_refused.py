@@ -1,4 +1,7 @@
-"""A program that has the system refuse calls of its own, by seccomp: it runs on, and what is lost is said."""
+"""A program that has the system refuse calls of its own, by seccomp: it runs on, and what is lost is said.
+
+Where the system is to kill who makes one, the program switches the hook off before.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ PROGRAM = """
     from gemmtuned.hooks.activate import current
     from hooked import wait_for
 
-    def refuse(*calls):  # from now on, in all threads: EPERM
+    def refuse(*calls, then=0x00050001):  # from now on, in all threads: EPERM
         steps = [(0x20, 0, 0, 0)] + [(0x15, len(calls) - i, 0, call) for i, call in enumerate(calls)]
-        steps += [(0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050001)]
+        steps += [(0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, then)]
         code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
         program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
         libc = ctypes.CDLL(None)
@@ -28,6 +31,9 @@ PROGRAM = """
     flusher = current().flusher
     call()
     wait_for(lambda: flusher.calls == 1 and not flusher._pending and not flusher.in_store)
+    """
+
+REFUSED = """
     refuse(*json.loads(sys.argv[1]))
     call()
     while not flusher.complaint:  # wait_for looks at files
@@ -41,9 +47,26 @@ PROGRAM = """
 )
 def test_counts_that_are_lost_because_the_system_refuses_calls_are_said_to_be(home: Home, calls: str) -> None:
     """Among them are those by which a line is kept out of a file that the program opened in the place of its stderr."""
-    done = home.run(PROGRAM, calls)
+    done = home.run(PROGRAM + REFUSED, calls)
 
     assert (done.code, done.out) == (0, "right\n"), done.err
     assert any(line.startswith("gemmtuned: counts stay in memory reason=") for line in done.ours)
     assert any(line.startswith("gemmtuned: counts were lost calls=1 reason=") for line in done.ours)
+    assert home.calls() == 1
+
+
+def test_a_program_that_has_the_system_kill_who_makes_a_call_of_ours_ends_well_where_it_switches_us_off_before(
+    home: Home,
+) -> None:
+    """flock, fsync and fdatasync, pread64 and pwrite64, those of inotify, mkdir, rename, unlink, ftruncate."""
+    switched_off = """
+    gemmtuned.disable()
+    refuse(73, 74, 75, 17, 18, 253, 254, 255, 294, 83, 82, 87, 77, then=0x80000000)
+    call()
+    time.sleep(0.3)
+    print("right")
+    """
+    done = home.run(PROGRAM.replace("time, torch", "time, torch, gemmtuned") + switched_off, whole_end=True)
+
+    assert (done.code, done.out) == (0, "right\n"), done.err
     assert home.calls() == 1
