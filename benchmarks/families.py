@@ -13,7 +13,8 @@ product of copies made ahead, `copied`; `torch` makes them at every call), `bloc
 as gemm_a8w8_blockscale has them, which torch refuses at every M, `int8`, with one scale a row, beside `_int_mm` alone
 (`int_mm`, with no scales and X of 17 rows and more made ahead) and with one compiled kernel for scales behind it
 (`int_mm_fused`: the best that torch has), `int8_zero`, the same with a zero point for each row of X, and
-`int8_zero_tensor`, with one and one scale for all of X, `grouped` and `grouped_nn`, bf16 products of --groups weights
+`int8_zero_tensor`, with one and one scale for all of X, `int8_shuffled` and `row_shuffled`, `int8` and `row` of W in
+AITER's order (torch turns it back at every call), `grouped` and `grouped_nn`, bf16 products of --groups weights
 with M rows in all (torch._grouped_mm), whose floor reads the weights that have rows, `grouped_row` and
 `grouped_row_fast`, the same of fp8 with one scale a row (torch._scaled_grouped_mm), and `batched` and `batched_nn`,
 torch.bmm of --groups matrices in bf16 (the attention of DeepSeek-V3: 16 of 512x128 and 128x512).  Every problem is a
@@ -64,6 +65,8 @@ KINDS: dict[str, dict[str, str]] = {
     "int8": {"scale": "row", "dtype": "i8"},  # as the operator of gemm_a8w8 has it
     "int8_zero": {"scale": "row+zero", "dtype": "i8"},
     "int8_zero_tensor": {"scale": "tensor+zero", "wscale": "row", "dtype": "i8"},
+    "int8_shuffled": {"scale": "row", "dtype": "i8", "weight_state": "shuffled"},
+    "row_shuffled": {"scale": "row", "weight_state": "shuffled"},
 }  # fmt: skip
 SHORT = ((2112, 7168), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384), (4096, 4096))
 MORE = (

@@ -45,7 +45,7 @@ _PLAIN: Final = ("dense", "batched", "dense_add", "batched_add", "grouped")
 def can_tune(problem: Problem) -> bool:
     """Whether the search has a family for it, on some device."""
     p = problem
-    if p.weight_state != "plain":
+    if p.weight_state != "plain" and not is_shuffled(p):
         return False
     if p.family == "scaled":
         types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
@@ -77,6 +77,13 @@ def is_int_product(problem: Problem) -> bool:
     p = problem
     plain = p.weight_state == "plain" and p.scale == "none" and not p.bias and not p.batch_invariant
     return p.family == "dense" and (p.dtype, p.wdtype, p.out_dtype) == INT_PRODUCT and plain
+
+
+def is_shuffled(problem: Problem) -> bool:
+    """Whether it is a scaled product of a weight in AITER's pre-shuffled order, which is of tiles of 16 rows by 32."""
+    p = problem
+    whole = p.family == "scaled" and p.layout == "nt" and not p.n % 16 and not p.k % 32
+    return whole and p.weight_state == "shuffled" and (p.scale, p.wscale) not in ZERO_POINTS
 
 
 def is_weight_only(problem: Problem) -> bool:

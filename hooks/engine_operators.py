@@ -19,7 +19,7 @@ from typing import Final
 
 from gemmtuned.configs.value_class import value_class
 
-FORMS: Final = ("kn", "nk", "opaque", "opaque batched", "weights")  # index: Form of foreign.h
+FORMS: Final = ("kn", "nk", "opaque", "opaque batched", "weights", "shuffled")  # index: Form of foreign.h
 ROUTED: Final = 16  # kRouted of foreign.h
 
 
@@ -31,8 +31,9 @@ class Operator:
     these differ between versions: its calls are then opaque, if it has tensor arguments named x (and y).
     y to bias: names of its arguments, "" for those it has not.  y is the argument it writes into; "": it returns y.
     out: the argument with the result's type.  zero_x, sums_w: those by which zero points of X are subtracted.
-    form: `kn` for W [K, N] as torch's _scaled_mm takes it, `nk` for [N, K], `opaque` for a packed weight, `opaque
-    batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only the weight is quantised.
+    form: `kn` for W [K, N] as torch's _scaled_mm takes it, `shuffled` for the same in AITER's order, `nk` for [N, K],
+    `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
+    the weight is quantised.
     routed: calls that torch's own product could take may be served by the solutions for it, into y.
     """
 
@@ -269,6 +270,18 @@ OPERATORS: Final = (
         zero_x="zero",
         sums_w="sums",
         form="kn",
+        routed=True,
+    ),
+    Operator(
+        schema="gemmtuned::shuffled_scaled_mm(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+        "Tensor? bias) -> ()",
+        y="out",
+        x="a",
+        w="b",
+        scale_x="a_scales",
+        scale_w="b_scales",
+        bias="bias",
+        form="shuffled",
         routed=True,
     ),
     Operator(

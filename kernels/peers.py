@@ -16,7 +16,12 @@ COLUMNS: Final = Condition("scale_x.stride0", "==", 1)  # the scales of X with t
 
 def is_scaled(p: Problem, types: tuple[str, str], scales: tuple[tuple[str, str], ...]) -> bool:
     """Whether it is a scaled product of these types and scales, W as [N, K] and sizes that tensor cores take."""
-    is_of = p.family == "scaled" and (p.dtype, p.wdtype) == types and (p.scale, p.wscale) in scales
+    is_of = (
+        p.family == "scaled"
+        and p.weight_state == "plain"
+        and (p.dtype, p.wdtype) == types
+        and (p.scale, p.wscale) in scales
+    )
     return is_of and p.layout == "nt" and p.out_dtype in OUTPUTS and not p.k % 16 and not p.n % 16
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import FLOATS, FP8
-from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.kernels.mixture import as_they_are, dequantised
-from gemmtuned.kernels.scaled_by_torch import BLOCK, block_product_of_values, scaled_mm, torch_takes
+from gemmtuned.kernels.scaled_by_torch import BLOCK, block_product_of_values
 from gemmtuned.ops.blocks import block_linear
+from gemmtuned.ops.fp8 import fp8_linear
 from gemmtuned.ops.int8 import int8_linear
 from gemmtuned.ops.quantised_arguments import (
     bias_of,
@@ -33,6 +33,7 @@ from gemmtuned.ops.quantised_arguments import (
     zero_points_of,
 )  # fmt: skip
 from gemmtuned.ops.shuffle import is_shuffled, unshuffle_weight
+from gemmtuned.ops.shuffled import can_be_read, shuffled_linear
 from gemmtuned.ops.weight_only import weight_only_linear
 
 
@@ -65,15 +66,7 @@ def gemm_a8w8(
     zero, sums = zero_points_of(op, XQ, WQ, x_zero, w_sums)
     if XQ.dtype == torch.int8:
         return int8_linear(XQ, WQ, of_x, of_w, bias, dtype, sums, zero)
-    kind = "tensor" if of_x.numel() == 1 and of_w.numel() == 1 else "row"
-    if not torch_takes(XQ, WQ, dtype, kind) or wants_derivatives(of_x, of_w, bias):
-        return _by_values(XQ, WQ, of_x.reshape(-1, 1), of_w.reshape(-1, 1), bias, dtype)
-    if kind == "row":
-        of_x, of_w = of_x.reshape(-1, 1).expand(XQ.shape[0], 1), of_w.reshape(1, -1).expand(1, WQ.shape[0])
-        of_x, of_w = plain_rows(of_x), plain_rows(of_w)
-    else:
-        of_x, of_w = of_x.reshape(()), of_w.reshape(())
-    return scaled_mm(XQ, WQ, of_x, of_w, bias, dtype)
+    return fp8_linear(XQ, WQ, of_x, of_w, bias, dtype)
 
 
 def gemm_a8w8_bpreshuffle(
@@ -87,7 +80,8 @@ def gemm_a8w8_bpreshuffle(
 ) -> Tensor:
     """As gemm_a8w8, of a weight that `shuffle_weight` has shuffled.
 
-    No kernel here reads that order, so it is turned back at every call: keep the plain weight where you can.
+    Up to 16 rows of XQ there is a kernel for sm_90 that reads that order (`shuffled.py`); for all else it is turned
+    back at every call: keep the plain weight where you can.
     check is taken and not used: operands are always checked.
     Raises GemmtunedError for a weight without the mark of `shuffle_weight`.
     """
@@ -96,7 +90,13 @@ def gemm_a8w8_bpreshuffle(
             "gemm_a8w8_bpreshuffle: the weight is not marked as shuffled: shuffle_weight(w) marks what it gives (a "
             "view or a copy loses the mark: set w.is_shuffled = True), gemm_a8w8 takes plain weights"
         )
-    return gemm_a8w8(XQ, unshuffle_weight(WQ), x_scale, w_scale, bias, dtype)
+    if not can_be_read(XQ, WQ, x_scale, w_scale, bias):
+        return gemm_a8w8(XQ, unshuffle_weight(WQ), x_scale, w_scale, bias, dtype)
+    op = "gemm_a8w8_bpreshuffle"
+    _check_types(op, XQ, WQ, dtype)
+    of_x = scale_of(f"{op}: x_scale", x_scale, XQ, XQ.shape[0])
+    of_w = scale_of(f"{op}: w_scale", w_scale, WQ, WQ.shape[0])
+    return shuffled_linear(XQ, WQ, of_x, of_w, bias_of(op, bias, WQ, dtype), dtype)
 
 
 def gemm_a8w8_blockscale(
@@ -109,19 +109,24 @@ def gemm_a8w8_blockscale(
 ) -> Tensor:
     """Y[M, N] = XQ[M, K] @ WQ[N, K].T with x_scale [M, K/128] and w_scale [N/128, K/128], sizes rounded up, in dtype.
 
-    XQ, WQ: fp8.  isBpreshuffled: WQ is in the order of `shuffle_weight`, and turned back at every call.
+    XQ, WQ: fp8.  isBpreshuffled: WQ is in the order of `shuffle_weight`, as gemm_a8w8_bpreshuffle takes it.
     Raises GemmtunedError for other sizes and types, and for a shuffled weight where isBpreshuffled does not say so.
     """
     op = "gemm_a8w8_blockscale"
-    if isBpreshuffled:
+    as_it_lies = isBpreshuffled and can_be_read(XQ, WQ, x_scale, w_scale)
+    if isBpreshuffled and not as_it_lies:
         WQ = unshuffle_weight(WQ)
-    _check_eights(op, XQ, WQ, dtype)
+    _check_types(op, XQ, WQ, dtype)
+    if not as_it_lies:
+        check_plain(op, WQ)
     (m, k), n = XQ.shape, WQ.shape[0]
     if XQ.dtype == torch.int8:
         raise GemmtunedError(f"{op}: XQ is torch.int8, expected an fp8 type")
     blocks, across = -(-k // BLOCK), -(-n // BLOCK)
     of_x = scales_of(f"{op}: x_scale", x_scale, XQ, (m, blocks))
     of_w = scales_of(f"{op}: w_scale", w_scale, WQ, (across, blocks))
+    if as_it_lies:
+        return shuffled_linear(XQ, WQ, of_x, of_w, None, dtype, blocks=True)
     if wants_derivatives(of_x, of_w):
         return block_product_of_values(XQ, WQ, of_x, of_w, dtype)
     return block_linear(XQ, WQ, of_x, of_w, dtype)
@@ -270,13 +275,12 @@ def batched_gemm_a8w8(
         return torch.stack(found)
 
 
-def _by_values(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    y = (x.float() * of_x) @ (w.float() * of_w).t()
-    return (y if bias is None else y + bias).to(dtype)
-
-
 def _check_eights(op: str, x: Tensor, w: Tensor, dtype: torch.dtype) -> None:
     check_plain(op, w)
+    _check_types(op, x, w, dtype)
+
+
+def _check_types(op: str, x: Tensor, w: Tensor, dtype: torch.dtype) -> None:
     check_k(op, x, w)
     if x.dim() != 2:
         raise GemmtunedError(f"{op}: XQ is {tuple(x.shape)}, expected [M, K]")

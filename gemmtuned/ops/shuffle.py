@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels import shuffled_order
 
 PRESHUFFLE_M_THRESHOLD: Final = 128  # AMD's guide: below it a shuffled weight is slower
 _RUN_BYTES: Final = 16
@@ -35,9 +35,7 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] | str = _TN) -> Tensor:
     if is_shuffled(x) or is_view_of_shuffled(x):
         raise ShuffleError("the weight is shuffled already; shuffle the plain one, once after it was loaded")
     rows, cols, run = _tile(x, layout)
-    n, k = x.shape[-2:]
-    tiles = x.reshape(x.shape[:-2].numel(), n // rows, rows, k // cols, cols // run, run)
-    found = tiles.permute(0, 1, 3, 4, 2, 5).clone(memory_format=torch.contiguous_format)
+    found = shuffled_order.in_order(x, rows, cols, run)
     _mark(found, layout)  # it is what views of the result tell by (`is_view_of_shuffled`)
     return _mark(found.view(x.shape), layout)
 
@@ -46,9 +44,7 @@ def unshuffle_weight(x: Tensor, layout: tuple[int, int] | str | None = None) -> 
     """The plain weight of a shuffled one, as a copy. layout: None is the one it was marked with, else (16, 16)."""
     marked: tuple[int, int] | str = getattr(x, "shuffle_layout", _TN)
     rows, cols, run = _tile(x, layout or marked)
-    n, k = x.shape[-2:]
-    tiles = x.reshape(x.shape[:-2].numel(), n // rows, k // cols, cols // run, rows, run)
-    return tiles.permute(0, 1, 4, 2, 3, 5).clone(memory_format=torch.contiguous_format).view(x.shape)
+    return shuffled_order.plain(x, rows, cols, run)
 
 
 def is_shuffled(x: Tensor) -> bool:
@@ -63,6 +59,12 @@ def is_view_of_shuffled(x: Tensor) -> bool:
     """
     base = getattr(x, "_base", None)
     return base is not None and is_shuffled(base) and not is_shuffled(x)
+
+
+def tile_of(x: Tensor) -> tuple[int, int, int]:
+    """(rows, columns, elements of 16 bytes) of the tiles of a shuffled weight. Raises ShuffleError if it has none."""
+    layout: tuple[int, int] | str = getattr(x, "shuffle_layout", _TN)
+    return _tile(x, layout)
 
 
 def _mark(x: Tensor, layout: tuple[int, int] | str) -> Tensor:

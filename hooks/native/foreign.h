@@ -22,8 +22,8 @@
 namespace gemmtuned {
 
 // How an operator takes W. SCALED_KN: [K, N] as torch does; SCALED_NK: [N, K]; OPAQUE: in a form that we cannot read, of a batch
-// with one for each in OPAQUE_BATCHED; WEIGHTS: [N, K], and W alone is quantised.
-enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED, WEIGHTS };
+// with one for each in OPAQUE_BATCHED; WEIGHTS: [N, K], and W alone is quantised; SHUFFLED_KN: as SCALED_KN, in AITER's order.
+enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED, WEIGHTS, SHUFFLED_KN };
 constexpr int kRouted = 16;  // or-ed to a form
 
 struct ForeignFacts {  // numbers of arguments, -1: there is none
@@ -174,12 +174,13 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const Tensor& b = turned.defined() ? turned : w;
   const auto describe_plain = [&] {
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
-    BothScales both = scales_by_number(x, b, scale_x, scale_w, f.form == SCALED_KN);
+    BothScales both = scales_by_number(x, b, scale_x, scale_w, f.form != SCALED_NK);
     if (f.sums_w >= 0) both = with_zero_points(both, x, b, scale_x, zero_x, sums_w);
     return describe<Device>(p, SCALED, x, b, out) &&
            describe_scaled(p, both, x, has_bias, !it->is_ours);  // engines' kernels add up as the tensor core does
   };
   if (is_plain && describe_plain()) {
+    if (f.form == SHUFFLED_KN) p.flags |= SHUFFLED;
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
     slots.t[SLOT_ZERO_X] = zero_x.defined() ? &zero_x : nullptr;
     slots.t[SLOT_SUMS_W] = sums_w.defined() ? &sums_w : nullptr;

@@ -9,6 +9,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import Condition
 from gemmtuned.configs.problem import ZERO_POINTS, Problem
 from gemmtuned.kernels.own_kernel import rows_apart
+from gemmtuned.kernels.shuffled_order import TILE_K, TILE_ROWS
 
 KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128", "128x128"): "BLOCK"}
 WITH_ZERO: Final = {  # of int8 alone
@@ -22,16 +23,21 @@ MAX_K_ZERO: Final = 1 << 16  # those of -128 by -255, a code less a zero point, 
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 
 
-def check(problem: Problem, name: str, max_m: int, types: Sequence[str] = ("fp8_e4m3",)) -> None:
+def check(
+    problem: Problem, name: str, max_m: int, types: Sequence[str] = ("fp8_e4m3",), *, shuffled: bool = False
+) -> None:
     """Raise CandidateFailed unless it is one of these types by itself into bf16 or fp16, scales of KINDS, up to max_m.
 
-    name: of the kernel, for the message.  int8 has no blocks of scales, and no more K than sums of 32 bits hold; it
-    alone has zero points.
+    name: of the kernel, for the message.  shuffled: whether it also reads W in AITER's order.  int8 has no blocks of
+    scales, and no more K than sums of 32 bits hold; it alone has zero points.
     """
     p = problem
     has_zero = p.scale in ZERO_POINTS
-    if p.family != "scaled" or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1:
-        raise CandidateFailed(f"{p} {name}: it runs scaled problems of layout nt with plain weights")
+    states = ("plain", "shuffled") if shuffled else ("plain",)
+    if p.family != "scaled" or p.layout != "nt" or p.weight_state not in states or p.batch != 1:
+        raise CandidateFailed(f"{p} {name}: it runs scaled problems of layout nt with {' or '.join(states)} weights")
+    if p.weight_state == "shuffled" and (p.n % TILE_ROWS or p.k % TILE_K):
+        raise CandidateFailed(f"{p} {name}: a shuffled weight is of tiles of {TILE_ROWS} rows by {TILE_K} of K")
     if p.dtype != p.wdtype or p.dtype not in types or p.out_dtype not in OUTPUTS:
         known = " and ".join(f"{one} by {one}" for one in types)
         raise CandidateFailed(f"{p} {name}: it runs {known} into {' or '.join(OUTPUTS)}")
@@ -86,13 +92,14 @@ def arguments(kind: str, *, bias: bool, by_token: bool, zero: int = 0) -> tuple[
 
 
 def conditions(
-    kind: str, m: int, n: int, k: int, *, bias: bool, by_token: bool, zero: int = 0
+    kind: str, m: int, n: int, k: int, *, bias: bool, by_token: bool, zero: int = 0, shuffled: bool = False
 ) -> tuple[Condition, ...]:  # fmt: skip
     """What such a kernel takes: at most m rows of X without gaps, scales of this kind for all of N and K."""
     found = (*rows_apart(("x", "w", *(("bias",) if bias else ())), K_MULTIPLE, m), *_of_scales(kind, n, k, by_token))
     per_line = (("sums_w", "w"), ("zero_x", "x"))[:zero]
     return (
         *found,
+        *((Condition("w.contiguous", "==", 1),) if shuffled else ()),
         *(Condition(f"{name}.numel", "==", f"{of}.size0") for name, of in per_line),
         *(Condition(f"{name}.contiguous", "==", 1) for name, _ in per_line),
     )

@@ -23,8 +23,11 @@
 // Of int8, zero points are subtracted from whole sums, before the scales: where ZERO is 2, zx[token] * sums[row of W];
 // where it is 1, sums[row of W], which one zero point is multiplied into.
 //
-// scaled_fragments.py defines N, K (a multiple of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
-// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), BY_TOKEN, INT8, ZERO, BIAS, NAME, CLUSTER,
+// Where SHUFFLED is 1, W lies in AITER's order: tiles of 16 rows by 32 of K, one row of tiles after another; in a tile first
+// the 16 bytes of each row for the lower half of K, then those for the upper half.
+//
+// scaled_fragments.py defines N, K (a multiple of 16; SHUFFLED: of 32, and N of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
+// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), BY_TOKEN, INT8, ZERO, SHUFFLED, BIAS, NAME, CLUSTER,
 // OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `pair_of` and `value`. NVRTC
 // compiles this without any header but its part. PTX ISA 7.8.
 #define TENSOR 0
@@ -43,6 +46,7 @@ struct Quad { u32 v[4]; };
 constexpr int STEPS = (K + 127) / 128;                             // of K, 128 bytes of a row each
 constexpr int MOST = ((STEPS + PARTS - 1) / PARTS + WARPS - 1) / WARPS;  // of a warp
 constexpr bool EVEN = STEPS % (PARTS * WARPS) == 0;                // every warp has as many
+constexpr int STEP_OF_W = SHUFFLED ? 2048 : 128;                   // bytes from a lane's share of one step to that of the next
 constexpr int TAIL = K % 128;                                      // of K in the last step; 0 when it is whole
 constexpr int BLOCKS = ROWS / 8, SIDES = TOKENS / 4;               // of eight rows of W, of four tokens
 constexpr int WORDS = INT8 ? 4 : 8;                                 // that 16 bytes are for the tensor core
@@ -117,11 +121,11 @@ struct Step {
 };
 __device__ __forceinline__ void load(Step& to, const Loads& my, int i) {
   const bool mine = EVEN || i < my.many, there = mine && (TAIL == 0 || i != my.last || my.in_tail);
-  const int at = i * WARPS * 128;
+  const int at = i * WARPS * 128, at_w = i * WARPS * STEP_OF_W;
 #pragma unroll
   for (int side = 0; side < SIDES; side++) to.x[side] = read_x(my.x + my.x_rows[side] + at, there);
 #pragma unroll
-  for (int row = 0; row < 2 * BLOCKS; row++) to.w[row] = read_w(my.w + my.w_rows[row] + at, there);
+  for (int row = 0; row < 2 * BLOCKS; row++) to.w[row] = read_w(my.w + my.w_rows[row] + at_w, there);
   if (SCALES == BLOCK) {
     to.sw = read_scale(my.sw + i * WARPS, mine);
 #pragma unroll
@@ -211,11 +215,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   const int from = first_step + warp, byte = g % 2 * 64 + t * 16;
 
   Loads my;
-  my.w = w + (u64)from * 128 + byte, my.x = x + (u64)from * 128 + byte;
+  const int byte_of_w = SHUFFLED ? byte / 32 * 512 + byte % 32 * 16 : byte;  // a lane's bytes of a step begin at a 16th
+  my.w = w + (u64)from * STEP_OF_W + byte_of_w, my.x = x + (u64)from * 128 + byte;
 #pragma unroll
   for (int i = 0; i < 2 * BLOCKS; i++) {
     const int row = tile * ROWS + i / 2 * 8 + i % 2 * 4 + g / 2;  // past the last row the last one is read again
-    my.w_rows[i] = (u64)(N % ROWS == 0 ? row : min(row, N - 1)) * ldw;
+    const int there = N % ROWS == 0 ? row : min(row, N - 1);
+    my.w_rows[i] = SHUFFLED ? (u64)(there / 16) * 16 * ldw + there % 16 * 16 : (u64)there * ldw;
   }
 #pragma unroll
   for (int i = 0; i < SIDES; i++) {

@@ -1,8 +1,8 @@
 """8-bit operands straight into the registers that the tensor core multiplies, with scales, M up to 16.
 
 scaled_fragments.cu runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor or a row; fp8
-also with one for each block of 128, int8 with zero points of X.  Sums of fp8 are of fp32, so it serves problems that
-allow shorter sums and those that do not; those of int8 are whole numbers of 32 bits.
+also with one for each block of 128, int8 with zero points of X; W also in AITER's order.  Sums of fp8 are of fp32, so
+it serves problems that allow shorter sums and those that do not; those of int8 are whole numbers of 32 bits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScaledFragments:
     kind: of scales, as the source names them.  rows: of W, of a thread block.  tokens: of X, that it holds.  parts: of
     K, as many thread blocks as a cluster has.  warps: that share the steps of K.  ahead: steps on their way.  resident:
     thread blocks that a multiprocessor holds at least, by which the compiler limits registers.  int8: X and W.
-    by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
+    by_token: how scales of X lie.  zero: its zero points (both: scaled.py).  shuffled: W, as AITER does it.
     """
 
     m: int
@@ -67,6 +67,7 @@ class ScaledFragments:
     int8: bool = False
     by_token: bool = False
     zero: int = 0
+    shuffled: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -101,7 +102,7 @@ class ScaledFragments:
             arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero),
             conditions=scaled.conditions(
                 self.kind, min(self.m, self.tokens), self.n, self.k, bias=self.bias, by_token=self.by_token,
-                zero=self.zero,
+                zero=self.zero, shuffled=self.shuffled,
             ),
         )  # fmt: skip
 
@@ -111,7 +112,7 @@ class ScaledFragments:
             "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "PARTS": self.parts,
             "WARPS": self.warps, "AHEAD": self.ahead, "RESIDENT": self.resident, "SCALES": self.kind,
             "BY_TOKEN": int(self.by_token), "INT8": int(self.int8), **scaled.zero_defines(self.zero),
-            "BIAS": int(self.bias), "NAME": NAME,
+            "SHUFFLED": int(self.shuffled), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
@@ -120,7 +121,7 @@ class ScaledFragments:
 
 def scaled_fragments(config: Config, problem: Problem) -> ScaledFragments:
     """This config for this problem. Raises CandidateFailed when it cannot run it."""
-    scaled.check(problem, NAME, MAX_M, TYPES)
+    scaled.check(problem, NAME, MAX_M, TYPES, shuffled=True)
     one = _configured(problem, **KERNEL.checked(config))
     if one.rows not in ROWS or one.tokens < problem.m:
         raise CandidateFailed(f"{problem} {NAME}: {dict(config)} has tiles of {ROWS} rows, and tokens for all of M")
@@ -135,7 +136,7 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
     units: multiprocessors of the device.
     """
     try:
-        scaled.check(problem, NAME, MAX_M, TYPES)
+        scaled.check(problem, NAME, MAX_M, TYPES, shuffled=True)
     except CandidateFailed:
         return []
     tokens, all_steps = -(-problem.m // _GROUP) * _GROUP, -(-problem.k // STEP_K)
@@ -180,7 +181,7 @@ def _configured(problem: Problem, **config: int) -> ScaledFragments:
     assert kind is not None, "check has let it through"
     return ScaledFragments(
         p.m, p.n, p.k, p.bias, p.out_dtype, kind, **config, int8=p.dtype == "i8", by_token=scaled.by_token(p),
-        zero=scaled.zero_of(p),
+        zero=scaled.zero_of(p), shuffled=p.weight_state == "shuffled",
     )  # fmt: skip
 
 
@@ -216,6 +217,7 @@ def _samples() -> Iterator[str]:
         for zero, kind in ((1, "W_ROW"), (2, "ROW")):
             yield ScaledFragments(16, 64, 1024, True, out, kind, 8, 16, 2, 2, 2, 1, int8=True, zero=zero).source()
         yield ScaledFragments(16, 64, 1024, True, out, "BLOCK", 8, 16, 2, 2, 2, 1, by_token=True).source()
+        yield ScaledFragments(16, 64, 1024, True, out, "ROW", 8, 16, 2, 2, 2, 1, shuffled=True).source()
 
 
 @cache

@@ -2,9 +2,9 @@
 
 A file here has a tuple FAMILIES.  WITH_SCALES has the families that replace those of the same name for problems with
 scales, which are additional operands, WITH_ZERO_POINTS those for problems with zero points as well, INTO_INTEGERS those
-for products of int8 into int32, which nothing rounds.  Another package registers its family under the entry point group
-`gemmtuned.families`, with the name `package.family`: a name with a dot is never one of ours.  Only `add_others` imports
-other packages; workers call it, programs never do.
+for products of int8 into int32, which nothing rounds, SHUFFLED those for weights in AITER's order.  Another package
+registers its family under the entry point group `gemmtuned.families`, with the name `package.family`: a name with a dot
+is never one of ours.  Only `add_others` imports other packages; workers call it, programs never do.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ FAMILIES: Final[dict[str, Family]] = {family.name: family for family in _built_i
 WITH_SCALES: Final[dict[str, Family]] = {family.name: family for family in _built_in("WITH_SCALES")}
 WITH_ZERO_POINTS: Final[dict[str, Family]] = {family.name: family for family in _built_in("WITH_ZERO_POINTS")}
 INTO_INTEGERS: Final[dict[str, Family]] = {family.name: family for family in _built_in("INTO_INTEGERS")}
+SHUFFLED: Final[dict[str, Family]] = {family.name: family for family in _built_in("SHUFFLED")}
 
 
 def add_others() -> None:
@@ -49,14 +50,16 @@ def _objection(family: Family) -> str:
 
 def tunable(device_kind: str) -> tuple[str, ...]:
     """What this version can tune on such a device, as texts of Problem.operands; other calls are only counted."""
-    families = (*FAMILIES.values(), *WITH_SCALES.values(), *WITH_ZERO_POINTS.values(), *INTO_INTEGERS.values())
-    return tuple(kind for family in families for kind in family.tunable(device_kind))
+    kinds = (FAMILIES, WITH_SCALES, WITH_ZERO_POINTS, INTO_INTEGERS, SHUFFLED)
+    return tuple(kind for families in kinds for family in families.values() for kind in family.tunable(device_kind))
 
 
 def family_of(problem: Problem) -> Family:
     """The family that makes this problem's inputs. Raises CandidateFailed when there is none, or it cannot."""
     family = FAMILIES.get(problem.family)
-    if problem.scale in ZERO_POINTS:
+    if problem.weight_state == "shuffled":
+        family = SHUFFLED.get(problem.family)
+    elif problem.scale in ZERO_POINTS:
         family = WITH_ZERO_POINTS.get(problem.family)
     elif problem.scale != "none":
         family = WITH_SCALES.get(problem.family, family)

@@ -140,7 +140,7 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     thorough: each value on every line, and each magnitude and zero in the whole of X and of W, about 25 calls more.
     A packed weight is not edited: the user has promised that it does not change.
     """
-    plain = problem.weight_state == "plain"
+    plain = problem.weight_state != "packed"
     codes = [o.name for o, t in inputs if o.has_codes(t)]  # NaN, say, cannot be written into codes
     present = [(o, t) for o, t in inputs if o.line_axis and o.name not in codes and (plain or not o.weight)]
     lines = {o.name: o.lines(t).shape[-2] for o, t in present}

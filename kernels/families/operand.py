@@ -34,6 +34,7 @@ class Operand:
     optional: there when the problem has a bias.  scale_of: the operand that its values are to be multiplied with.
     added: to the product.  result: what the call gives.  index: it says where, not how much.  bent: the result is not
     in proportion to it.  of_sums: what it multiplies are sums of products, and the sign of one near 0 is not clear.
+    mixed: its lines in memory touch other lines of the result than their own.
     raw: numbers of 4 bits lie in it two a byte of K, and scales of powers of two as bytes: no number can be read off.
     only: what a scale of X stands for in problems that have it, where others have not.
     """
@@ -51,6 +52,7 @@ class Operand:
     bent: bool = False
     of_sums: bool = False
     raw: bool = False
+    mixed: bool = False
     only: str = ""
 
     def is_in(self, problem: Problem) -> bool:
@@ -100,7 +102,7 @@ class Operand:
 
         Empty for an operand that says where and not how much, and for one whose lines touch all of the result.
         """
-        return "" if self.index else next((axis for axis in "mn" if axis in self.axes), "")
+        return "" if self.index or self.mixed else next((axis for axis in "mn" if axis in self.axes), "")
 
     def lines(self, t: Tensor) -> Tensor:
         """A view [..., lines, values] of it: what is in one line touches one line of the result."""

@@ -23,7 +23,7 @@ from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.operand import Inputs
 from gemmtuned.kernels.torch_flags import as_called
-from gemmtuned.ops import gemm_a8w8
+from gemmtuned.ops import gemm_a8w8, gemm_a8w8_blockscale, gemm_a8w8_bpreshuffle
 
 pytestmark = [pytest.mark.gpu, SM_90_OR_LATER]
 GPU = torch.device("cuda")
@@ -128,3 +128,41 @@ def test_what_the_search_finds_of_zero_points_is_served_bit_for_bit_and_an_engin
     y, before = torch.zeros_like(expected), len(engine)
     torch.ops._C.cutlass_scaled_mm_azp(y, x, w, sx.reshape(-1), sw, sums, inputs.tensors.get("zero_x"), None)
     assert engine[before:] == [8] and program.outcomes().get("miss") and not y.any()
+
+
+SHUFFLED = [
+    Problem(
+        family="scaled", m=m, n=n, k=k, bias=m == 8, dtype=dtype, out_dtype="bf16", weight_state="shuffled",
+        scale=scale, wscale="128x128" if scale == "1x128" else scale, scale_layout="row",
+    )
+    for m, n, k in ((1, 576, 7168), (3, 2112, 7168), (8, 4096, 4096), (16, 24576, 1536), (16, 320, 672))
+    for dtype, scale in (("i8", "row"), ("i8", "tensor"), ("fp8_e4m3", "row"), ("fp8_e4m3", "1x128"))
+    if not (scale == "1x128" and m == 8)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("p", SHUFFLED, ids=str)
+def test_weights_in_aiters_order_pass_the_gate_and_are_served(program: Program, p: Problem) -> None:
+    found = [c for c in BACKENDS["cuda"].candidates(p) if c.kernel == "scaled_fragments"][:4]
+    assert len(found) == 4
+    with as_called(p):
+        kernels = {c: BACKENDS["cuda"].prepare(c, p) for c in found}
+        said = verify(p, kernels, family_of(p).default(p), device=GPU)
+    assert {str(c): one.note or one.outcome for c, one in said.items()} == {str(c): "ok" for c in kernels}
+
+    inputs = family_of(p).make(p, kind="integers", seed=5, device=GPU)
+    x, w, sx, sw = (inputs[name] for name in ("x", "w", "scale_x", "scale_w"))
+    weight = w.t()
+    weight.is_shuffled, weight.shuffle_layout = True, (16, 16)
+
+    def call() -> torch.Tensor:
+        if p.scale == "1x128":
+            return gemm_a8w8_blockscale(x, weight, sx, sw.t(), isBpreshuffled=True)
+        return gemm_a8w8_bpreshuffle(x, weight, sx, sw, inputs.tensors.get("bias"))
+
+    program.hook.patches.look_for_foreign()
+    expected = call()
+    program.publish(program.solution(p, found[0]))
+    program.outcomes()
+    assert torch.equal(call(), expected)
+    assert program.outcomes().get("exact") and not program.hook.native.failures()

@@ -469,6 +469,37 @@ def test_zero_points_are_passed_to_a_kernel_from_our_own_operator_and_an_engines
     assert said == [1, [5, 4] if of_rows else [5], [], ["scaled exact 1", "scaled miss 1"], 0, [8]]
 
 
+def test_a_shuffled_weight_is_served_by_kernels_of_its_own_key(run: Any) -> None:
+    """The fake kernel reads W as if it were plain, so W is of equal rows of equal halves: any order is right."""
+    said = run(
+        OPERANDS,
+        ENGINE,
+        """
+    import gemmtuned.ops
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    x8, w8 = torch.randint(-2, 3, (4, 32), dtype=torch.int8), torch.full((16, 32), 3, dtype=torch.int8)
+    sx, sw = torch.exp2(torch.randint(-2, 3, (4, 1)).float()), torch.exp2(torch.randint(-2, 3, (16, 1)).float())
+    right = ((x8.float() * sx) @ (w8.float() * sw).t()).bfloat16()
+    problem = Problem(family="scaled", m=4, n=16, k=32, dtype="i8", out_dtype="bf16", scale="row",
+                      weight_state="shuffled", math_mode="ieee")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
+    for one in OPERATORS:
+        if one.name in ("gemmtuned::int8_scaled_mm", "gemmtuned::shuffled_scaled_mm"):
+            hook.stand_before(one.name, one.schema, one.arguments, one.code)
+    gx, gw, gsx, gsw = to_gpu(x8, w8, sx, sw)
+    out, other, gap = to_gpu(*torch.zeros(3, 4, 16, dtype=torch.bfloat16))
+    torch.ops.gemmtuned.shuffled_scaled_mm(out, gx, gw.t(), gsx, gsw.t(), None)
+    launched = calls("cuLaunchKernel")
+    keys = sorted(f"{s.problem} {s.outcome}" for s in hook.drain() if s.place != "cpu")
+    print(json.dumps([launched, keys, hook.failures()]))
+    """,
+    )
+    assert said == [1, ["scaled:i8>bf16:4x16x32,scale=row,weight=shuffled exact"], []]
+
+
 @pytest.mark.parametrize("m", [1, 4])
 def test_our_own_operator_of_blocks_is_served_as_its_scales_lie_and_with_sums_that_torch_has(run: Any, m: int) -> None:
     """An engine's of the same operands may have the tensor core's own sums, which is another problem."""

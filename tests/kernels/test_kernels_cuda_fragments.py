@@ -40,9 +40,10 @@ KINDS = ("TENSOR", "ROW", "BLOCK")
 
 def config(
     m: int, n: int, k: int, rows: int, tokens: int, parts: int, warps: int, ahead: int, *, kind: str, bias: bool = True,
-    out: str = "bf16", int8: bool = False, by_token: bool = False, zero: int = 0,
+    out: str = "bf16", int8: bool = False, by_token: bool = False, zero: int = 0, shuffled: bool = False,
 ) -> ScaledFragments:  # fmt: skip
-    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1, int8, by_token, zero)
+    more = (int8, by_token, zero, shuffled)
+    return ScaledFragments(m, n, k, bias, out, kind, rows, tokens, parts, warps, ahead, 1, *more)
 
 
 def is_right(one: ScaledFragments, **how: Any) -> bool:
@@ -76,6 +77,38 @@ def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
 def test_zero_points_are_subtracted_from_whole_sums(shape: tuple[int, ...], zero: int, kind: str) -> None:
     """Over clusters and their warps; of rows past the last one, too, nothing is read."""
     assert is_right(config(*shape, kind=kind, bias=shape[0] > 1, int8=True, zero=zero))
+
+
+# N a multiple of 16, K one of 32
+SHUFFLED = [
+    (1, 16, 128, 8, 4, 1, 1, 1),
+    (4, 48, 1024, 32, 4, 2, 2, 2),  # rows past the last
+    (7, 48, 2176, 16, 8, 4, 2, 4),
+    (13, 32, 800, 8, 16, 5, 1, 3),  # K that ends within a step
+    (3, 16, 928, 8, 4, 1, 4, 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "int8"), [("ROW", False), ("TENSOR", True), ("BLOCK", False)])
+@pytest.mark.parametrize("shape", SHUFFLED, ids=str)
+def test_a_weight_in_aiters_order_is_read_as_it_lies(shape: tuple[int, ...], kind: str, int8: bool) -> None:
+    assert is_right(config(*shape, kind=kind, bias=shape[0] > 1, int8=int8, shuffled=True))
+
+
+SHUFFLED_FAULTS = {
+    "the other half of a tile": ("byte % 32 * 16", "(byte % 32 ^ 16) * 16"),
+    "tiles in the order of K": ("SHUFFLED ? 2048 : 128", "SHUFFLED ? 512 : 128"),
+    "another row of a tile": ("there % 16 * 16", "(there + 1) % 16 * 16"),
+    "a row of tiles too few": ("(u64)(there / 16)", "(u64)(there / 32)"),
+    "as if it were plain": ("SHUFFLED ? (u64)(there", "false ? (u64)(there"),
+}
+
+
+@pytest.mark.parametrize("fault", SHUFFLED_FAULTS)
+def test_a_fault_in_aiters_order_is_seen(fault: str) -> None:
+    with pytest.raises(ptx.Wrong):
+        if not is_right(config(*SHUFFLED[2], kind="ROW", shuffled=True), change=SHUFFLED_FAULTS[fault]):
+            raise ptx.Wrong("far off")
 
 
 @pytest.mark.part(3)
@@ -201,7 +234,8 @@ def test_what_is_offered_compiles(m: int, n: int, k: int, kind: dict[str, str]) 
 @pytest.mark.parametrize(
     "other",
     [
-        {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "shuffled"},
+        {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "packed"},
+        {"weight_state": "shuffled", "n": 40}, {"weight_state": "shuffled", "k": 528},
         {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"m": 17}, {"k": 520}, {"batch": 2},
         {"dtype": "i8", "scale": "1x128"}, {"dtype": "i8", "k": 1 << 17}, {"scale": "row+zero"},
         {"dtype": "i8", "scale": "row+zero", "wscale": "tensor"}, {"dtype": "i8", "scale": "row+zero", "k": 65552},

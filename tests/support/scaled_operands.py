@@ -11,6 +11,7 @@ import torch
 from gemmtuned.configs.launch_values import arguments_of, grid_of, holds
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.cuda.kernel import CudaKernel
+from gemmtuned.kernels.shuffled_order import in_order
 
 OUT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -125,7 +126,8 @@ def run(
         exact = sums + (bias.float() if one.bias else 0)
     else:
         exact = (x.double() * of_x) @ (w.double() * of_w).T + (bias.double() if one.bias else 0)
-    operands = {"x": x, "w": w, "bias": bias, "y": y, **zero, **as_given(one, sx, sw, ldsx, ldsw)}
+    in_memory = in_order(w).view(w.shape) if getattr(one, "shuffled", False) else w
+    operands = {"x": x, "w": in_memory, "bias": bias, "y": y, **zero, **as_given(one, sx, sw, ldsx, ldsw)}
     launch, memory = one.launch, {id(operands["scale_x"]): sx, id(operands["scale_w"]): sw}
     assert holds(launch.checked, operands)
     programs = grid_of(launch.grid, operands)

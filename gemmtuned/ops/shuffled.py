@@ -1,0 +1,79 @@
+"""gemmtuned::shuffled_scaled_mm: an 8-bit product of a weight in AITER's order as one operator, which a kernel serves.
+
+Without a solution the weight is turned back, and its product is that of a plain one.  So it is where X has more rows
+than the kernel takes: the product of the plain copy is then tuned by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gemmtuned.hooks import activate
+from gemmtuned.kernels.integers import plain_rows, scaled_int_product_into
+from gemmtuned.kernels.scaled_by_torch import block_product
+from gemmtuned.kernels.shuffled_order import RUN, TILE_K, TILE_ROWS, plain
+from gemmtuned.ops.fp8 import fp8_linear
+from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_transforms
+from gemmtuned.ops.quantised_arguments import wants_derivatives
+from gemmtuned.ops.shuffle import tile_of
+
+MOST_ROWS: Final = 16  # of X that kernels of ours take
+_LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "shuffled_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"
+)
+
+
+def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
+    w = plain(b.t())
+    if a.dtype == torch.int8:
+        scaled_int_product_into(out, a, w, a_scales, b_scales, bias)
+    elif b_scales.numel() in (1, w.shape[0]) and a_scales.numel() in (1, a.shape[0]):
+        out.copy_(fp8_linear(a, w, a_scales, b_scales, bias, out.dtype))
+    else:
+        out.copy_(block_product(a, w, a_scales, b_scales.t(), out.dtype))
+
+
+def _nothing(out: Tensor, *operands: Tensor | None) -> None:
+    """What a compiler is told: the result is written where it lies."""
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("shuffled_scaled_mm", _stock, _key)
+torch.library.register_fake("gemmtuned::shuffled_scaled_mm", _nothing, lib=_LIBRARY)
+
+
+def shuffled_linear(
+    x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, blocks: bool = False
+) -> Tensor:
+    """(x [M, K] * of_x) @ (plain w [N, K] * of_w).T + bias, of a w that `can_be_read` says yes of.
+
+    Scales: of fp32, one number or one a row each; blocks: [M, K/128] and [N/128, K/128], sizes rounded up.
+    """
+    m, n = x.shape[0], w.shape[0]
+    y = x.new_empty(m, n, dtype=dtype)
+    if blocks:
+        of_x, of_w = (of_x if 1 in of_x.stride() else of_x.contiguous()), of_w.contiguous().t()
+    elif of_x.numel() == of_w.numel() == 1:
+        of_x, of_w = of_x.reshape(1), of_w.reshape(1)
+    else:  # one kind of scales for both: a kernel of rows serves a mixture, too
+        of_x = plain_rows(of_x.reshape(-1, 1).expand(m, 1))
+        of_w = plain_rows(of_w.reshape(1, -1).expand(1, n))
+    added = None if bias is None else bias.reshape(-1).to(dtype)
+    torch.ops.gemmtuned.shuffled_scaled_mm(y, x, w.t(), of_x, of_w, added)
+    return y
+
+
+def can_be_read(x: Tensor, w: Tensor, *others: Tensor | None) -> bool:
+    """Whether the operator may take x [M, K] and a shuffled w [N, K] as they are, and nobody looks into the product."""
+    given = [t for t in (x, w, *others) if t is not None]
+    if x.device.type not in ("cpu", "cuda") or x.dim() != 2 or x.shape[1:] != w.shape[1:] or not min(x.shape):
+        return False
+    if w.element_size() != 1 or not w.is_contiguous() or tile_of(w) != (TILE_ROWS, TILE_K, RUN):
+        return False
+    if not activate.is_active() or not has_few_rows(x.shape[0], MOST_ROWS) or wants_derivatives(*given):
+        return False
+    return torch.compiler.is_compiling() or (all(type(t) in PLAIN for t in given) and nobody_transforms())

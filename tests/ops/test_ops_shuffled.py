@@ -1,0 +1,82 @@
+"""8-bit products of shuffled weights as one operator: the results of plain ones; what is counted and what is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hooked import Home
+
+from gemmtuned import ops
+from gemmtuned.configs.errors import GemmtunedError
+
+OPERANDS = """
+    import json, torch, gemmtuned
+    from gemmtuned import ops
+    from gemmtuned.ops import shuffled as own
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    w8, wf = torch.randint(-128, 128, (48, 256), dtype=torch.int8), torch.randn(48, 256).to(torch.float8_e4m3fn)
+    of_w, bias = torch.rand(48) * 2.0**-6, torch.randn(48).bfloat16()
+    blocks = torch.rand(1, 2)
+
+    def both(m, dtype=torch.bfloat16):
+        x8, xf = torch.randint(-128, 128, (m, 256), dtype=torch.int8), torch.randn(m, 256).to(torch.float8_e4m3fn)
+        of_x, of_blocks = torch.rand(m), torch.rand(m, 2)
+        s8, sf = ops.shuffle_weight(w8), ops.shuffle_weight(wf)
+        yield ops.gemm_a8w8(x8, w8, of_x, of_w, bias), ops.gemm_a8w8_bpreshuffle(x8, s8, of_x, of_w, bias)
+        yield ops.gemm_a8w8(x8, w8, of_x[:1], of_w[:1]), ops.gemm_a8w8_bpreshuffle(x8, s8, of_x[:1], of_w[:1])
+        yield ops.gemm_a8w8(xf, wf, of_x, of_w, bias), ops.gemm_a8w8_bpreshuffle(xf, sf, of_x, of_w, bias)
+        yield (ops.gemm_a8w8_blockscale(xf, wf, of_blocks, blocks),
+               ops.gemm_a8w8_blockscale(xf, sf, of_blocks, blocks, isBpreshuffled=True))
+    """
+
+
+def test_they_are_products_of_the_plain_weight_under_keys_of_their_own(home: Home) -> None:
+    done = home.run(
+        OPERANDS
+        + """
+    from gemmtuned.hooks import activate
+    activate.current().patches.look_for_foreign()  # as its thread does once a second
+    same = [torch.equal(*pair) for m in (1, 3, 16, 17) for pair in both(m)]
+    print(json.dumps(same))
+    """
+    )
+    assert done.said == [True] * 16, done
+    counts = {key: calls for (key, _), calls in home.counts().items() if "weight=shuffled" in key}
+    row = "scaled:i8>bf16:{m}x48x256{bias},scale={scale},weight=shuffled,threads=1"
+    int8 = {
+        row.format(m=m, bias=bias, scale=scale): 1
+        for m in (1, 3, 16) for bias, scale in (("+bias", "row"), ("", "tensor"))
+    }  # fmt: skip
+    assert int8.items() <= counts.items(), "17 rows are turned back and counted as those of a plain weight"
+    assert len(counts) == 12 and not any(":17x" in key for key in counts)
+
+
+def test_they_are_the_same_below_a_compiler_and_where_nobody_counts(home: Home) -> None:
+    code = (
+        OPERANDS
+        + """
+    own.can_be_read = lambda *given, usual=own.can_be_read: seen.append(usual(*given)) or seen[-1]
+    seen = []
+    x, of_x, s8 = torch.randint(-9, 9, (5, 256), dtype=torch.int8), torch.rand(5), ops.shuffle_weight(w8)
+    call = lambda: ops.gemm_a8w8_bpreshuffle(x, s8, of_x, of_w, bias)
+    right = ops.gemm_a8w8(x, w8, of_x, of_w, bias)
+    said = [torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(), right), torch.equal(call(), right)]
+    gemmtuned.disable()
+    said += [torch.equal(call(), right)]
+    print(json.dumps(said))
+    """
+    )
+    assert home.run(code).said == [True, True, True]
+
+
+@pytest.mark.parametrize("m", [3, 40])
+def test_operands_that_do_not_fit_are_named(m: int) -> None:
+    w = ops.shuffle_weight(torch.zeros(32, 64, dtype=torch.int8))
+    x, one = torch.zeros(m, 64, dtype=torch.int8), torch.ones(1)
+    with pytest.raises(GemmtunedError, match="x_scale"):
+        ops.gemm_a8w8_bpreshuffle(x, w, torch.ones(m + 1), one)
+    with pytest.raises(GemmtunedError, match="expected torch.int8 twice, or fp8 types"):
+        ops.gemm_a8w8_bpreshuffle(x.float(), w, one, one)
+    with pytest.raises(GemmtunedError, match="expected "):
+        ops.gemm_a8w8_bpreshuffle(x[:, :32], w, one, one)
