@@ -40,6 +40,7 @@ INVARIANT: Final = (ROWS, "triton", "cuda")  # backends whose batch invariance i
 SERVED: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "grouped", "weight_only")
 
 _idents: dict[bytes, int] = {}
+_ANY_ORDER: Final = (DEFAULT_BACKEND, "cuda")  # whose solutions of a shuffled weight read it as it lies
 _solutions: dict[int, bytes] = {}  # by ident, packed
 _next_ident = count()
 _new_ident = FrameLock()
@@ -217,7 +218,10 @@ def _refusal(solution: Solution, environment: Environment | None, failed: frozen
             return f"family {p.family} is of another package: only registered operators run it"
     elif solution.backend != DEFAULT_BACKEND and (p.family not in SERVED or not _known_scales(p)):
         return f"{p.family} products (scale {p.scale}) run on stock torch in this version"
-    if p.weight_state == "shuffled" or (p.weight_state == "plain" and solution.backend == "onednn_packed"):
+    plain_alone = p.family != "scaled" or (solution.backend in NATIVE_CODES and solution.backend not in _ANY_ORDER)
+    if (p.weight_state == "shuffled" and plain_alone) or (
+        p.weight_state == "plain" and solution.backend == "onednn_packed"
+    ):
         return f"backend {solution.backend} does not take a weight that is {p.weight_state}"
     if p.batch_invariant and solution.backend not in INVARIANT:
         return f"backend {solution.backend} is not proven batch-invariant"

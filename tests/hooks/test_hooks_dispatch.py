@@ -98,6 +98,10 @@ REFUSED = {
     "scales": {"problem": replace(LINEAR, scale="row")},
     "a family of another package": {"problem": replace(LINEAR, family="package.mixture", topk=1)},
     "a shuffled weight": {"problem": replace(LINEAR, weight_state="shuffled"), "backend": "torch"},
+    "a plain kernel for a shuffled weight": {
+        "problem": replace(LINEAR, family="scaled", dtype="i8", out_dtype="bf16", scale="row", weight_state="shuffled"),
+        "backend": "torch_swap",
+    },
     "a padded size beyond all": {"problem": LINEAR.with_m(MAX_DIM), "covers": "fine"},
 }
 

@@ -96,10 +96,12 @@ def test_a_weight_in_aiters_order_is_read_as_it_lies(shape: tuple[int, ...], kin
 
 
 SHUFFLED_FAULTS = {
-    "the other half of a tile": ("byte % 32 * 16", "(byte % 32 ^ 16) * 16"),
+    "the other half of a tile": ("t % 2 * 256", "(t % 2 ^ 1) * 256"),
     "tiles in the order of K": ("SHUFFLED ? 2048 : 128", "SHUFFLED ? 512 : 128"),
     "another row of a tile": ("there % 16 * 16", "(there + 1) % 16 * 16"),
     "a row of tiles too few": ("(u64)(there / 16)", "(u64)(there / 32)"),
+    "the part of the others": ("i % 2 * 1024", "(i + 1) % 2 * 1024"),
+    "a part dropped": ("all[0] + all[3]", "all[0]"),
     "as if it were plain": ("SHUFFLED ? (u64)(there", "false ? (u64)(there"),
 }
 
@@ -109,6 +111,17 @@ def test_a_fault_in_aiters_order_is_seen(fault: str) -> None:
     with pytest.raises(ptx.Wrong):
         if not is_right(config(*SHUFFLED[2], kind="ROW", shuffled=True), change=SHUFFLED_FAULTS[fault]):
             raise ptx.Wrong("far off")
+
+
+@pytest.mark.parametrize("part", ["t * 16 < TAIL", "64 + t * 16 < TAIL"])
+def test_a_tail_of_either_part_is_seen(part: str) -> None:
+    for shape, k in ((SHUFFLED[3], 800), (SHUFFLED[3], 864)):
+        one = config(*shape[:2], k, *shape[3:], kind="ROW", shuffled=True)
+        assert is_right(one)
+        if part.startswith("64") == (k == 864):
+            with pytest.raises(ptx.Wrong):
+                if not is_right(one, change=(part, part.replace("TAIL", "TAIL - 16"))):
+                    raise ptx.Wrong("far off")
 
 
 @pytest.mark.part(3)
@@ -137,7 +150,7 @@ def test_warps_may_run_ahead(shape: tuple[int, ...], turns: dict[str, Any]) -> N
 
 
 FAULTS = {
-    "the tail of K is read": (SHAPES[5], "i != my.last || my.in_tail", "true"),
+    "the tail of K is read": (SHAPES[5], "whole || my.in_tail", "true"),
     "the tail of K is dropped": (SHAPES[5], "byte < TAIL", "byte < TAIL - 16"),
     "a warp's last step is dropped": (SHAPES[2], "base + u < my.many) grow", "base + u < my.many - 1) grow"),
     "one scale for all tokens": (SHAPES[3], "my.token[side], mine)", "my.token[0], mine)"),

@@ -78,5 +78,37 @@ def test_operands_that_do_not_fit_are_named(m: int) -> None:
         ops.gemm_a8w8_bpreshuffle(x, w, torch.ones(m + 1), one)
     with pytest.raises(GemmtunedError, match="expected torch.int8 twice, or fp8 types"):
         ops.gemm_a8w8_bpreshuffle(x.float(), w, one, one)
-    with pytest.raises(GemmtunedError, match="expected "):
+    with pytest.raises(GemmtunedError, match=r"expected \[\.\., K\]"):
         ops.gemm_a8w8_bpreshuffle(x[:, :32], w, one, one)
+
+
+SERVED = """
+    from importlib.metadata import version
+    from gemmtuned.configs.launch import Condition, OperatorLaunch
+    from gemmtuned.configs.problem import Problem
+    from gemmtuned.hooks import activate
+    from hooked import publish, published, wait_for
+    library = torch.library.Library("planted", "DEF")
+    library.define("sevens(Tensor x, Tensor w, Tensor scale_x, Tensor scale_w, Tensor(a!) y) -> ()")
+    def sevens(x, w, scale_x, scale_w, y):
+        y.fill_(7)
+    library.impl("sevens", sevens, "CPU")
+    problem = Problem.parse("scaled:i8>bf16:4x48x256,scale=row,weight=shuffled,threads=1")
+    record = OperatorLaunch(
+        operator="planted::sevens", schema=str(torch.ops.planted.sevens.default._schema),
+        arguments=("x", "w", "scale_x", "scale_w", "y"), package="torch", version=version("torch"),
+        conditions=(Condition("w.contiguous", "==", 1),),
+    )
+    row = published(problem, "planted", stamp=version("torch"), launch=record.text())
+    publish(activate.current().settings.config_dir, [row], 1)
+    wait_for(lambda: gemmtuned.generation() == 1)
+    activate.current().patches.look_for_foreign()
+    x, of_x = torch.ones(4, 256, dtype=torch.int8), torch.ones(4)
+    y = ops.gemm_a8w8_bpreshuffle(x, ops.shuffle_weight(w8), of_x, torch.ones(48))
+    plain = ops.gemm_a8w8(x, w8, of_x, torch.ones(48))
+    print(json.dumps([bool((y == 7).all()), bool((plain == 7).all())]))
+    """
+
+
+def test_a_published_solution_serves_the_shuffled_weight_alone(home: Home) -> None:
+    assert home.run(OPERANDS + SERVED).said == [True, False]
