@@ -27,10 +27,10 @@
 // the 16 bytes of each row for the lower half of K, then those for the upper half. There a lane holds both parts of W's row g,
 // as rows g and g + 8 of mma's A, so that a load of the warp is of 128 bytes that lie together, eight rows of each.
 //
-// scaled_fragments.py defines N, K (a multiple of 16; SHUFFLED: of 32, and N of 16), ROWS (8, 16 or 32), TOKENS (a multiple of 4), PARTS, WARPS, AHEAD,
-// RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8), BY_TOKEN, INT8, ZERO, SHUFFLED, BIAS, NAME, CLUSTER,
-// OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `pair_of` and `value`. NVRTC
-// compiles this without any header but its part. PTX ISA 7.8.
+// scaled_fragments.py defines N, K (a multiple of 16; where W is shuffled 32, and N of 16), ROWS (8, 16 or 32), TOKENS (a
+// multiple of 4), PARTS, WARPS, AHEAD, RESIDENT (thread blocks of a multiprocessor at least), SCALES (no BLOCK of int8),
+// BY_TOKEN, INT8, ZERO, SHUFFLED, BIAS, NAME, CLUSTER, OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in
+// place of OF_THIS_TYPE, `pair_of` and `value`. NVRTC compiles this without any header but its part. PTX ISA 7.8.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
@@ -47,7 +47,6 @@ struct Quad { u32 v[4]; };
 constexpr int STEPS = (K + 127) / 128;                             // of K, 128 bytes of a row each
 constexpr int MOST = ((STEPS + PARTS - 1) / PARTS + WARPS - 1) / WARPS;  // of a warp
 constexpr bool EVEN = STEPS % (PARTS * WARPS) == 0;                // every warp has as many
-constexpr int STEP_OF_W = SHUFFLED ? 2048 : 128;                   // bytes from one step of K to the next, in W
 constexpr int TAIL = K % 128;                                      // of K in the last step; 0 when it is whole
 constexpr int BLOCKS = ROWS / 8, SIDES = TOKENS / 4;               // of eight rows of W, of four tokens
 constexpr int WORDS = INT8 ? 4 : 8;                                 // that 16 bytes are for the tensor core
@@ -115,20 +114,26 @@ struct Loads {
   int many, last;  // steps of this warp; which of them ends K, if any
   int next_step;   // how far its scales of X are
   bool in_tail;    // this lane's bytes of the step that ends K are there
-  bool w_in_tail[2];  // those of W, of either part, where a lane has both
+#if SHUFFLED
+  bool w_in_tail[2];  // those of W, of either part, since a lane has both
+#endif
 };
 struct Step {
   Quad w[2 * BLOCKS], x[SIDES];
   float sw, sx[SIDES];
 };
 __device__ __forceinline__ void load(Step& to, const Loads& my, int i) {
-  const bool mine = EVEN || i < my.many, whole = TAIL == 0 || i != my.last, there = mine && (whole || my.in_tail);
-  const int at = i * WARPS * 128, at_w = i * WARPS * STEP_OF_W;
+  const bool mine = EVEN || i < my.many, there = mine && (TAIL == 0 || i != my.last || my.in_tail);
+  const int at = i * WARPS * 128;
 #pragma unroll
   for (int side = 0; side < SIDES; side++) to.x[side] = read_x(my.x + my.x_rows[side] + at, there);
 #pragma unroll
   for (int row = 0; row < 2 * BLOCKS; row++)
-    to.w[row] = read_w(my.w + my.w_rows[row] + at_w, SHUFFLED ? mine && (whole || my.w_in_tail[row % 2]) : there);
+#if SHUFFLED
+    to.w[row] = read_w(my.w + my.w_rows[row] + i * WARPS * 2048, mine && (TAIL == 0 || i != my.last || my.w_in_tail[row % 2]));
+#else
+    to.w[row] = read_w(my.w + my.w_rows[row] + at, there);
+#endif
   if (SCALES == BLOCK) {
     to.sw = read_scale(my.sw + i * WARPS, mine);
 #pragma unroll
@@ -218,14 +223,22 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   const int from = first_step + warp, byte = g % 2 * 64 + t * 16;
 
   Loads my;
-  const int byte_of_w = SHUFFLED ? t / 2 * 512 + t % 2 * 256 : byte;
-  my.w = w + (u64)from * STEP_OF_W + byte_of_w, my.x = x + (u64)from * 128 + byte;
+#if SHUFFLED
+  my.w = w + (u64)from * 2048 + t / 2 * 512 + t % 2 * 256, my.x = x + (u64)from * 128 + byte;
 #pragma unroll
   for (int i = 0; i < 2 * BLOCKS; i++) {
-    const int row = tile * ROWS + i / 2 * 8 + (SHUFFLED ? g : i % 2 * 4 + g / 2);
-    const int there = N % ROWS == 0 ? row : min(row, N - 1);  // past the last row the last one is read again
-    my.w_rows[i] = SHUFFLED ? (u64)(there / 16) * 16 * ldw + there % 16 * 16 + i % 2 * 1024 : (u64)there * ldw;
+    const int row = min(tile * ROWS + i / 2 * 8 + g, N - 1);
+    my.w_rows[i] = (u64)(row / 16) * 16 * ldw + row % 16 * 16 + i % 2 * 1024;
   }
+  my.w_in_tail[0] = t * 16 < TAIL, my.w_in_tail[1] = 64 + t * 16 < TAIL;
+#else
+  my.w = w + (u64)from * 128 + byte, my.x = x + (u64)from * 128 + byte;
+#pragma unroll
+  for (int i = 0; i < 2 * BLOCKS; i++) {
+    const int row = tile * ROWS + i / 2 * 8 + i % 2 * 4 + g / 2;  // past the last row the last one is read again
+    my.w_rows[i] = (u64)(N % ROWS == 0 ? row : min(row, N - 1)) * ldw;
+  }
+#endif
 #pragma unroll
   for (int i = 0; i < SIDES; i++) {
     my.x_rows[i] = (u64)min(i * 4 + g / 2, m - 1) * ldx;
@@ -233,7 +246,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
   }
   my.many = (steps - warp + WARPS - 1) / WARPS;
   my.last = (STEPS - 1 - from) % WARPS == 0 ? (STEPS - 1 - from) / WARPS : -1;
-  my.w_in_tail[0] = t * 16 < TAIL, my.w_in_tail[1] = 64 + t * 16 < TAIL;
   my.in_tail = byte < TAIL, my.next_step = BY_TOKEN ? 1 : ldsx;
   if (SCALES == BLOCK) my.sx = sx + (long long)from * my.next_step, my.sw = sw + (long long)(tile * ROWS / 128) * ldsw + from;
 
@@ -281,14 +293,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
       for (int chain = 1; chain < CHAINS; chain++)
         for (int i = 0; i < 4; i++) all[i] += sums[chain][b][side][i];
-      if (SHUFFLED) {
-        partial[warp * VALUES + (side * 4 + t) * ROWS + b * 8 + g] = all[0] + all[3];
-        continue;
-      }
+#if SHUFFLED
+      partial[warp * VALUES + (side * 4 + t) * ROWS + b * 8 + g] = all[0] + all[3];
+#else
       const bool second = g % 2;
       const Sum even = second ? all[1] : all[0], odd = second ? all[3] : all[2];
       const Sum of_other = __shfl_xor_sync(~0u, second ? even : odd, 4);
       partial[warp * VALUES + (side * 4 + t) * ROWS + b * 8 + (second ? 4 : 0) + g / 2] = (second ? odd : even) + of_other;
+#endif
     }
   if (PARTS > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // the others can be sent to
   __syncthreads();

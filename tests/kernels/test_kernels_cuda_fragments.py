@@ -97,12 +97,12 @@ def test_a_weight_in_aiters_order_is_read_as_it_lies(shape: tuple[int, ...], kin
 
 SHUFFLED_FAULTS = {
     "the other half of a tile": ("t % 2 * 256", "(t % 2 ^ 1) * 256"),
-    "tiles in the order of K": ("SHUFFLED ? 2048 : 128", "SHUFFLED ? 512 : 128"),
-    "another row of a tile": ("there % 16 * 16", "(there + 1) % 16 * 16"),
-    "a row of tiles too few": ("(u64)(there / 16)", "(u64)(there / 32)"),
+    "tiles in the order of K": ("i * WARPS * 2048", "i * WARPS * 512"),
+    "another row of a tile": ("row % 16 * 16", "(row + 1) % 16 * 16"),
+    "a row of tiles too few": ("(u64)(row / 16)", "(u64)(row / 32)"),
     "the part of the others": ("i % 2 * 1024", "(i + 1) % 2 * 1024"),
     "a part dropped": ("all[0] + all[3]", "all[0]"),
-    "as if it were plain": ("SHUFFLED ? (u64)(there", "false ? (u64)(there"),
+    "as if it were plain": ("#define SHUFFLED 1", "#define SHUFFLED 0"),
 }
 
 
@@ -150,7 +150,7 @@ def test_warps_may_run_ahead(shape: tuple[int, ...], turns: dict[str, Any]) -> N
 
 
 FAULTS = {
-    "the tail of K is read": (SHAPES[5], "whole || my.in_tail", "true"),
+    "the tail of K is read": (SHAPES[5], "i != my.last || my.in_tail", "true"),
     "the tail of K is dropped": (SHAPES[5], "byte < TAIL", "byte < TAIL - 16"),
     "a warp's last step is dropped": (SHAPES[2], "base + u < my.many) grow", "base + u < my.many - 1) grow"),
     "one scale for all tokens": (SHAPES[3], "my.token[side], mine)", "my.token[0], mine)"),
