@@ -375,7 +375,9 @@ def test_the_table_names_arguments_that_its_schemas_have() -> None:
     for operator in EXACT:
         y, x, *_ = operator.arguments
         assert x >= 0
-        named = {"weights": (2, 4), "kn": (2, 3, 4), "nk": (2, 3, 4)}.get(operator.form, ())  # w, scale_x, scale_w
+        named = {"weights": (2, 4), "kn": (2, 3, 4), "shuffled": (2, 3, 4), "nk": (2, 3, 4)}.get(
+            operator.form, ()
+        )  # w, scale_x, scale_w
         assert all(operator.arguments[i] >= 0 for i in named)
         assert y >= 0 or operator.schema.endswith("-> (Tensor)")
         assert y >= 0 or not operator.routed
@@ -408,9 +410,9 @@ STAND_INS = """
         # as the operator takes them, by name; what only it knows is a number of the right type
         x = torch.ones(m, k).to(bf16 if one.form.startswith("opaque") else fp8)
         w = torch.ones(n, k).to(fp8)
-        known = {one.x: x, one.y: torch.zeros(m, n, dtype=bf16), one.w: w.t() if one.form == "kn" else w,
+        known = {one.x: x, one.y: torch.zeros(m, n, dtype=bf16), one.w: w.t() if one.form in ("kn", "shuffled") else w,
                  one.scale_x: torch.ones(m, 2), one.scale_w: torch.ones(1, 2), one.out: 15}
-        if one.form == "kn":
+        if one.form in ("kn", "shuffled"):
             known[one.scale_w] = torch.ones(2, 1)
         if one.sums_w:
             known |= {one.x: torch.ones(m, k).char(), one.w: torch.ones(n, k).char().t(), one.scale_x: torch.ones(m, 1),
