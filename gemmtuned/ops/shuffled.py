@@ -67,9 +67,11 @@ def shuffled_linear(
     return y
 
 
-def can_be_read(x: Tensor, w: Tensor, *others: Tensor | None) -> bool:
+def can_be_read(x: Any, w: Any, *others: Any) -> bool:
     """Whether the operator may take x [M, K] and a shuffled w [N, K] as they are, and nobody looks into the product."""
     given = [t for t in (x, w, *others) if t is not None]
+    if not all(isinstance(t, Tensor) for t in given):
+        return False  # the checks of a plain weight have the words for it
     if x.device.type not in ("cpu", "cuda") or x.dim() != 2 or x.shape[1:] != w.shape[1:] or not min(x.shape):
         return False
     if w.element_size() != 1 or not w.is_contiguous() or tile_of(w) != (TILE_ROWS, TILE_K, RUN):

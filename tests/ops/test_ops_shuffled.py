@@ -52,6 +52,24 @@ def test_they_are_products_of_the_plain_weight_under_keys_of_their_own(home: Hom
     assert len(counts) == 12 and not any(":17x" in key for key in counts)
 
 
+def test_what_is_no_tensor_is_refused_by_name(home: Home) -> None:
+    done = home.run(
+        OPERANDS
+        + """
+    from gemmtuned.configs.errors import GemmtunedError
+    x, s8, one, said = torch.zeros(2, 256, dtype=torch.int8), ops.shuffle_weight(w8), torch.ones(1), []
+    for given in (([1], s8, one, one), (x, s8, 1.0, one), (x, s8, one, one, [1.0])):
+        try:
+            ops.gemm_a8w8_bpreshuffle(*given)
+        except GemmtunedError as err:
+            said.append(str(err))
+    print(json.dumps(said))
+    """
+    )
+    refused = (("x", [1]), ("x_scale", 1.0), ("bias", [1.0]))
+    assert done.said == [f"gemm_a8w8: {name} is {given}, expected a tensor" for name, given in refused]
+
+
 def test_they_are_the_same_below_a_compiler_and_where_nobody_counts(home: Home) -> None:
     code = (
         OPERANDS
