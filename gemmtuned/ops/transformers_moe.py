@@ -2,8 +2,8 @@
 
 Modules that transformers marks with `use_experts_implementation` take their forward from ALL_EXPERTS_FUNCTIONS, by
 default under the name grouped_mm.  Ours is registered as `gemmtuned`, for `model.set_experts_implementation`, and put
-before grouped_mm and before `eager`, a class's own loop over experts, which is in no registry: an unchanged program
-uses it with either.  What it does not take goes on to transformers' own: training,
+before grouped_mm and before `eager`, the loops that transformers' own classes bring, which are in no registry: an
+unchanged program uses it with either.  What it does not take goes on to transformers' own: training,
 weights that lie as [E, K, N] (gpt-oss: there torch._grouped_mm is tuned), gates and activations of a model's own, and
 all that somebody looks on at: hooks of the experts or of their activation, modes, transforms, tracers, autocast.
 So does what has no verdict yet, counted as one call, and where torch's own is best: the patch costs nothing there.
@@ -71,7 +71,7 @@ def apply(module: ModuleType) -> Callable[[], None]:
 
     def get_interface(name: str, default: Forward) -> Forward:
         found: Forward = usual(name, default)
-        return _before(found, gate) if name == EAGER else found
+        return _before(found, gate) if name == EAGER and found is default and _is_theirs(default) else found
 
     functions.get_interface = get_interface
 
@@ -87,14 +87,14 @@ def apply(module: ModuleType) -> Callable[[], None]:
 def _before(stock: Forward, gate: Any) -> Forward:
     """A forward of experts that goes on to `stock` with what it does not take. gate: transformers' own gating."""
 
-    def forward(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        activation = None
-        if _is_ours_alone(experts, hidden_states, top_k_index, top_k_weights):
-            activation = _activation(experts, gate, hidden_states)
-
+    def forward(experts: Any, *given: Tensor, **named: Tensor) -> Tensor:
         def otherwise() -> Tensor:
-            return stock(experts, hidden_states, top_k_index, top_k_weights)
+            return stock(experts, *given, **named)
 
+        if named or len(given) != 3:  # a loop has names of its own for them
+            return otherwise()
+        hidden_states, top_k_index, top_k_weights = given
+        activation = _activation(experts, gate, hidden_states) if _is_ours_alone(experts, *given) else None
         if activation is None:
             return otherwise()
         w1, w2 = experts.gate_up_proj.detach(), experts.down_proj.detach()
@@ -102,6 +102,11 @@ def _before(stock: Forward, gate: Any) -> Forward:
 
     forward.is_gemmtuned = True  # type: ignore[attr-defined]
     return forward
+
+
+def _is_theirs(forward: Forward) -> bool:
+    """Whether a class's own loop is one that transformers ships; a program's may compute another thing."""
+    return getattr(forward, "__module__", "").startswith("transformers.models.")
 
 
 def _is_ours_alone(experts: Any, *given: Tensor) -> bool:

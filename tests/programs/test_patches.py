@@ -253,6 +253,33 @@ def test_flags_of_later_versions_may_be_missing_and_are_heeded_where_they_are(
         assert transformers_moe._activation(experts, type(experts)._apply_gate, given[0]) is not None
 
 
+def test_a_loop_of_transformers_is_taken_and_a_programs_own_is_not(patched: tuple[Any, Given, list[int]]) -> None:
+    """A program's own may compute another thing, and have names of its own for what it is given."""
+    from transformers.integrations import moe
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    experts, given, served = patched
+    x, ids, gates = given
+    experts.config._experts_implementation = "eager"
+
+    @moe.use_experts_implementation
+    class Doubled(type(experts)):
+        def forward(self, x: Any, ids: Any, gates: Any, times: float = 2) -> Any:
+            return times * x
+
+    own = Doubled(experts.config)
+    assert torch.equal(own(*given), 2 * x) and torch.equal(own(x, ids, gates=gates, times=3), 3 * x) and not served
+    config = modeling_gpt_oss.GptOssConfig(hidden_size=32, intermediate_size=16, num_local_experts=6)
+    config._experts_implementation = "eager"
+    with_names = modeling_gpt_oss.GptOssExperts(config)
+    for p in with_names.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    y = with_names(x, router_indices=ids, routing_weights=gates)
+    assert torch.equal(y, with_names(*given)) and not served
+    experts(*given)
+    assert len(served) == 1
+
+
 def test_a_place_for_new_tensors_and_a_compiler_are_nobody(patched: tuple[Any, Given, list[int]]) -> None:
     experts, given, served = patched
     with torch.device("cpu"):
