@@ -66,6 +66,13 @@ Tensor int_swapped(const Tensor& a, const Tensor& b) {
   else TORCH_CHECK_NOT_IMPLEMENTED(false, "this torch has no _int_mm that we call");
 }
 
+// Whether no two elements of a matrix share memory, by strides alone: oneDNN reads what lies over itself as something else.
+inline bool lies_apart(const Tensor& t) {
+  const int64_t rows = t.size(0), columns = t.size(1), apart = t.stride(0), step = t.stride(1);
+  if (rows == 1 || columns == 1) return (rows == 1 || apart > 0) && (columns == 1 || step > 0);
+  return apart > 0 && step > 0 && (apart >= columns * step || step >= rows * apart);
+}
+
 // What Operators (operators.h) asks of a device.
 struct Cpu {
   static constexpr auto key = c10::DispatchKey::CPU;
@@ -83,6 +90,8 @@ struct Cpu {
   static bool may_run(const Route& route, const Slots& slots) {
     const int32_t code = route.rows ? route.rows->kernel : route.code;
     if ((code == ONEDNN || code == ONEDNN_PACKED) && !at::globalContext().userEnabledMkldnn()) return false;
+    if (code == SWAP && slots.x().scalar_type() == at::kChar && !(lies_apart(slots.x()) && lies_apart(slots.w())))
+      return false;
     return !slots.c() || code == SWAP || code == OPERATOR;
   }
 

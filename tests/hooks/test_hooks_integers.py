@@ -85,6 +85,28 @@ def test_a_side_of_one_element_may_have_any_stride(home: Home) -> None:
     assert done.said == [[], ["exact"], []]
 
 
+def test_operands_that_lie_over_themselves_are_torchs(home: Home) -> None:
+    """One number as a whole row, say: their keys are those of others, and oneDNN reads them as something else."""
+    rows = [
+        Problem(m=m, n=n, k=k, dtype="i8", out_dtype="i32", threads=2, layout=layout)
+        for m, n, k, layout in ((1, 5, 16, "tn"), (1, 5, 16, "tt"), (1, 17, 3, "tn"))
+    ]
+    publish(home.path / "configs", [published(p, "torch_swap") for p in rows], generation=1)
+    done = home.run(
+        PROGRAM
+        + """
+    one, step = drawn(1, 16)[:, :1], drawn(1, 6)
+    calls = [(one.expand(1, 16), drawn(16, 5)), (one.expand(1, 16), drawn(5, 16).t()),
+             (step[:, ::2], drawn(40)[:21].as_strided((3, 17), (2, 1)))]
+    same = [torch.equal(torch._int_mm(x, w), exact(x, w)) for x, w in calls]
+    print(json.dumps([same, outcomes(), hook.native.failures()]))
+    """
+    )
+    same, seen, failures = done.said
+    assert same == [True] * 3 and failures == []
+    assert seen == sorted(f"{p} miss 1" for p in rows)
+
+
 def test_what_torch_refuses_or_is_another_problem_is_torchs(home: Home) -> None:
     publish(home.path / "configs", [published(PROBLEM, "torch_swap")], generation=1)
     done = home.run(
