@@ -33,6 +33,17 @@ BACKENDS: Final = (
         contiguous=("x", "w", "scale_w"),
     ),
     OperatorBackend(
+        name="vllm_cutlass_zero", package="vllm", imports=("vllm._custom_ops",), operator="_C::cutlass_scaled_mm_azp",
+        arguments=("y", "x", "b", "scale_x", "scale_b", "sums_w", "zero_x", "bias"),
+        suits=lambda p: is_scaled(p, INT8, (("row+zero", "row"),)),
+    ),
+    OperatorBackend(
+        name="vllm_cutlass_zero_tensor", package="vllm", imports=("vllm._custom_ops",),
+        operator="_C::cutlass_scaled_mm_azp",
+        arguments=("y", "x", "b", "scale_x", "scale_b", "sums_w", None, "bias"),
+        suits=lambda p: is_scaled(p, INT8, (("tensor+zero", "tensor"), ("tensor+zero", "row"))),
+    ),
+    OperatorBackend(
         name="vllm_deep_gemm", package="vllm",
         imports=("vllm.model_executor.kernels.linear.scaled_mm.deep_gemm",), operator="vllm::fp8_gemm_nt_op",
         arguments=("x", "scale_x", "w", "scale_w", "y", False), suits=is_deep_gemms, conditions=(COLUMNS,),

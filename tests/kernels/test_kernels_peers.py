@@ -24,6 +24,16 @@ PEERS = {  # backend -> (its distribution, problems that it runs, problems that 
         ("scaled:fp8_e4m3>bf16:{m}x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
         ("scaled:fp8_e4m3>bf16:6x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
+    "vllm_cutlass_zero": (
+        "vllm",
+        ("scaled:i8>bf16:{m}x64x256+bias,scale=row+zero,wscale=row",),
+        ("scaled:i8>bf16:8x64x256,scale=row", "scaled:i8>bf16:8x64x256,scale=tensor+zero,wscale=row"),
+    ),
+    "vllm_cutlass_zero_tensor": (
+        "vllm",
+        ("scaled:i8>bf16:{m}x64x256,scale=tensor+zero,wscale=row",),
+        ("scaled:i8>bf16:8x64x256,scale=row+zero,wscale=row", "scaled:i8>bf16:8x64x264,scale=tensor+zero,wscale=row"),
+    ),
     "vllm_deep_gemm": (
         "vllm",
         ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),

@@ -36,6 +36,15 @@ PACKAGES: Final = {
                 y = product(a, b, a_scales, b_scales)
                 out.copy_(y if bias is None else y + bias.double())
             C.impl("cutlass_scaled_mm", cutlass_scaled_mm, "CPU")
+            C.define("cutlass_scaled_mm_azp(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                     "Tensor azp_adj, Tensor? azp, Tensor? bias) -> ()")
+            def cutlass_scaled_mm_azp(out, a, b, a_scales, b_scales, azp_adj, azp, bias):
+                assert b.stride(0) == 1 and azp_adj.dtype == torch.int32
+                less = azp_adj.double() if azp is None else azp.double()[:, None] * azp_adj.double()
+                whole = a.double() @ b.double() - less
+                y = whole * a_scales.double().reshape(-1, 1) * b_scales.double().reshape(1, -1)
+                out.copy_(y if bias is None else y + bias.double())
+            C.impl("cutlass_scaled_mm_azp", cutlass_scaled_mm_azp, "CPU")
             """,
         "vllm/model_executor/kernels/linear/scaled_mm/deep_gemm.py": """
             from vllm.product import *
