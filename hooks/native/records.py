@@ -174,10 +174,10 @@ def sightings(record: Record, phase: str = "") -> Iterator[Sighting]:
 
 
 class _Batch:
-    """Records that were fetched and not told yet. phase: of their calls."""
+    """Records that were fetched and not told yet. phase: of their calls. was_told: whether any was."""
 
     def __init__(self, phase: str) -> None:
-        self.phase = phase
+        self.phase, self.was_told = phase, False
         self.records = (Record * _ROOM)()
         self.left = iter(range(_ROOM))  # those without calls say nothing
 
@@ -204,9 +204,7 @@ class Unread:
             return
         count, anew = _ROOM, True
         while count == _ROOM:
-            batch = _Batch(phase)
-            self._batches.append(batch)
-            count = self._fetch(batch.records, _ROOM, anew)
+            batch, count = self._filled(phase, anew=anew)
             anew = False
             batch.keep(count)
         if not count and batch in self._batches:
@@ -221,15 +219,24 @@ class Unread:
         count, anew = _ROOM, True
         while self._batches or count == _ROOM:
             if not self._batches:
-                batch = _Batch(phase)
-                self._batches.append(batch)
-                count = self._fetch(batch.records, _ROOM, anew)
+                batch, count = self._filled(phase, anew=anew)
                 batch.left, anew = iter(range(count)), False
-            batch = self._batches[0]
-            for i in batch.left:  # one by one: the objects of a slice would start the garbage collector
-                yield from sightings(batch.records[i], batch.phase)
-            if batch in self._batches:
-                self._batches.remove(batch)
+            for batch in self._batches[:1]:
+                for i in batch.left:  # one by one: the objects of a slice would start the garbage collector
+                    for sighting in sightings(batch.records[i], batch.phase):
+                        batch.was_told = True
+                        yield sighting
+                if batch in self._batches:
+                    self._batches.remove(batch)
+
+    def _filled(self, phase: str, *, anew: bool) -> tuple[_Batch, int]:
+        """A batch of the calls that come next, and how many records it has."""
+        batch = _Batch(phase)
+        self._batches.append(batch)  # first: an exception behind the fetch must not lose it
+        count = self._fetch(batch.records, _ROOM, anew)
+        if not batch.was_told and batch not in self._batches:  # a signal's handler has drained it before it was filled
+            self._batches.append(batch)
+        return batch, count
 
     def forget(self) -> None:
         """In a forked child: it is the parent's."""

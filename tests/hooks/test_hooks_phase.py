@@ -194,6 +194,28 @@ def test_what_too_many_phases_leave_behind_is_counted_in_a_later_one() -> None:
     assert told == [*map(str, range(_MOST_ASIDE)), "last"]
 
 
+@pytest.mark.parametrize("in_phase", [False, True])
+def test_a_drain_between_two_steps_of_another_loses_nothing(in_phase: bool) -> None:
+    """As a signal's handler drains, and finds an empty batch, before the library has put anything into it."""
+    told: list[Sighting] = []
+    calls, waiting = [2, 1], [True]
+
+    def fetch(records: Any, room: int, anew: int) -> int:
+        if waiting and waiting.pop():
+            told.extend(unread.drain("handler"))
+        if not calls:
+            return 0
+        records[0] = Record(pack(LINEAR), (0, 0, calls.pop()))
+        return 1
+
+    unread = Unread(fetch)
+    if in_phase:
+        unread.set_aside("first")
+    told += unread.drain("last")
+    assert [(s.phase, s.calls) for s in told] == [("handler", 1), ("first" if in_phase else "last", 2)]
+    assert not list(unread.drain())
+
+
 def test_a_phase_may_begin_while_another_begins_in_the_same_thread(active: Counted) -> None:
     """As a signal's handler does, or a finalizer."""
     waiting, counted = active.drain, []
