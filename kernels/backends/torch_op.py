@@ -79,7 +79,7 @@ class OperatorBackend:
             self._function  # noqa: B018  raises where it is not registered
         except (ModuleNotFoundError, PackageNotFoundError, CandidateFailed):
             return {}
-        except Exception as err:  # a package that is installed, and broken, is its owner's matter
+        except (Exception, SystemExit) as err:  # a package that is installed, and broken, is its owner's matter
             logger.warning("backend %s left out: %s: %s", self.name, type(err).__name__, err)
             return {}
         return {self.name: stamp}
@@ -97,6 +97,8 @@ class OperatorBackend:
         family = family_of(problem)
         stock, names = family.default(problem).call, [o.name for o in family.operands if not o.result]
         writes, out = "y" in arguments, torch_dtype(problem.out_dtype)
+        by_name = [a.name for a in function._schema.arguments[: len(arguments)] if a.kwarg_only]
+        first_named = len(arguments) - len(by_name)
 
         def run(*tensors: Tensor | None) -> Tensor:
             given: dict[str, Any] = {"alpha": 1, "beta": 1, **dict(zip(names, tensors, strict=False))}
@@ -108,7 +110,8 @@ class OperatorBackend:
             if writes:
                 x, b = given["x"], given["b"]
                 given["y"] = x.new_empty((*x.shape[:-1], b.shape[-1]), dtype=out)
-            y: Tensor = function(*(_passed(a, given) for a in arguments))
+            values = [_passed(a, given) for a in arguments]
+            y: Tensor = function(*values[:first_named], **dict(zip(by_name, values[first_named:], strict=True)))
             return given["y"] if writes else y
 
         return StatelessKernel(run)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import peers_site
 import pytest
 import torch
 from hooked import Home
 
-from gemmtuned.configs.solution import Device
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate, Device, cpu_device
 from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.backends.torch_op import OperatorBackend
 
 H200 = Device("cuda", "cuda-nvidia-h200-132", "NVIDIA H200", "sm_90", 132)
 PEERS = {  # backend -> (its distribution, problems that it runs, problems that it must not be given)
@@ -157,6 +161,29 @@ def test_an_argument_that_nothing_is_known_of_makes_no_candidate(home: Home, tmp
     done = home.run(ON_THIS_CPU.format(site=str(tmp_path / "site"), name="deep_gemm_sglang") + code)
 
     assert done.said.startswith("backend deep_gemm_sglang: nothing is known for argument ranks of deep_gemm::"), done
+
+
+BY_NAME = partial(
+    OperatorBackend, name="by_name", package="torch", operator="by_name_alone::product", suits=lambda _: True,
+    kinds=("cpu",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "times"), [({"x": "x", "w": "w"}, 1), ({"x": "x", "w": "w", "times": 3}, 3)])
+def test_arguments_that_have_names_alone_are_given_by_name(given: dict[str, Any], times: int) -> None:
+    library = torch.library.Library("by_name_alone", "DEF")
+    library.define("product(Tensor x, Tensor w, *, int times=1) -> Tensor")
+    library.impl("product", lambda x, w, times=1: x @ w.t() * times, "CPU")
+    problem, x, w = Problem.parse("fp32:8x16x24,threads=1"), torch.randn(8, 24), torch.randn(16, 24)
+    for arguments in (given, ("x", "w", times)):
+        kernel = BY_NAME(arguments=arguments).prepare(Candidate("by_name"), problem)
+        assert torch.equal(kernel.call(x, w.t(), None), x @ w.t() * times)
+
+
+def test_a_package_that_would_end_the_worker_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ends_all.py").write_text("raise SystemExit('no GPU')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert BY_NAME(arguments=("x", "w"), imports=("ends_all",)).stamps(cpu_device()) == {}
 
 
 SERVED = """
