@@ -155,7 +155,9 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
                                           bias.scalar_type() == y.scalar_type() && bias.device() == x.device());
     const bool fits_y =
         y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == n && y.device() == x.device();
-    return f.routed && it->is_alone && !it->returns && plain_bias && fits_y;
+    const auto here = [&](const Tensor& t) { return !t.defined() || t.device() == x.device(); };
+    const bool others_here = here(scale_x) && here(scale_w) && here(zero_x) && here(sums_w);
+    return f.routed && it->is_alone && !it->returns && plain_bias && fits_y && others_here;
   };
   if (f.form == WEIGHTS) {
     if (!y.defined() || !w.defined() || !scale_w.defined() || x.dim() != 2 || w.dim() != 2 || scale_w.dim() != 2)
