@@ -96,12 +96,13 @@ struct Cpu {
   }
 
   // Runs the route; the result is in memory of its own.
-  static Tensor run(const Route& route, const Problem& p, Slots slots) {
+  static Tensor run(const Route& route, const Problem& p, const Slots& slots) {
     at::AutoDispatchBelowADInplaceOrView below;  // as inside any backend kernel: no autograd for what we call
-    Tensor y;
     if (route.op && route.op->writes()) {
-      y = empty_result(slots.x(), slots.w(), static_cast<at::ScalarType>(p.out_dtype));
-      slots.t[SLOT_Y] = &y;
+      const Tensor y = empty_result(slots.x(), slots.w(), static_cast<at::ScalarType>(p.out_dtype));
+      Slots with_y = slots;
+      with_y.t[SLOT_Y] = &y;
+      return (*route.op)(with_y);
     }
     return route.rows ? run_rows(*route.rows, slots) : run_code(route.code, route, slots);
   }

@@ -90,7 +90,6 @@ struct Cuda {
       if (slots.t[i] && !in_place && at::get_overlap_status(y, *slots.t[i]) != at::MemOverlapStatus::No) return false;
     }
     const On here(y.device());
-    at::AutoDispatchBelowADInplaceOrView below;
     launch(route, slots);
     return true;
   }
@@ -210,7 +209,10 @@ struct Cuda {
 
   static void launch(const Route& route, const Slots& slots) {
     const Tensor &a = slots.x(), &y = *slots.t[SLOT_Y];
-    if (route.op) return void((*route.op)(slots));
+    if (route.op) {
+      at::AutoDispatchBelowADInplaceOrView below;
+      return void((*route.op)(slots));
+    }
     cuda::bind_context(a.device().index());
     if (route.lt) return cuda::launch(*route.lt, slots);
     if (C10_LIKELY(!route.chain_rows)) return cuda::launch(*route.launch, slots);
