@@ -241,69 +241,32 @@ def _sglang() -> tuple[Operator, ...]:
     )  # fmt: skip
 
 
+def _ours() -> tuple[Operator, ...]:
+    """Those that gemmtuned.ops calls."""
+    scaled = "Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales"
+    ours = partial(Operator, y="out", routed=True)
+    plain = partial(ours, x="a", w="b", scale_x="a_scales", scale_w="b_scales", form="kn")
+    return (
+        plain(schema=f"gemmtuned::int8_scaled_mm({scaled}, Tensor? bias) -> ()", bias="bias"),
+        plain(
+            schema=f"gemmtuned::int8_scaled_mm_zero({scaled}, Tensor sums, Tensor? zero, Tensor? bias) -> ()",
+            bias="bias", zero_x="zero", sums_w="sums",
+        ),
+        plain(schema=f"gemmtuned::shuffled_scaled_mm({scaled}, Tensor? bias) -> ()", bias="bias", form="shuffled"),
+        plain(schema=f"gemmtuned::block_scaled_mm({scaled}) -> ()"),
+        ours(
+            schema="gemmtuned::weight_only_mm(Tensor out, Tensor x, Tensor w, Tensor scales, Tensor? bias) -> ()",
+            x="x", w="w", scale_w="scales", bias="bias", form="weights",
+        ),
+    )  # fmt: skip
+
+
 OPERATORS: Final = (
     *_vllm(),
     *_vllm_packed(),
     *_vllm_on_cpus(),
     *_sglang(),
-    Operator(
-        schema="gemmtuned::int8_scaled_mm(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
-        "Tensor? bias) -> ()",
-        y="out",
-        x="a",
-        w="b",
-        scale_x="a_scales",
-        scale_w="b_scales",
-        bias="bias",
-        form="kn",
-        routed=True,
-    ),
-    Operator(
-        schema="gemmtuned::int8_scaled_mm_zero(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
-        "Tensor sums, Tensor? zero, Tensor? bias) -> ()",
-        y="out",
-        x="a",
-        w="b",
-        scale_x="a_scales",
-        scale_w="b_scales",
-        bias="bias",
-        zero_x="zero",
-        sums_w="sums",
-        form="kn",
-        routed=True,
-    ),
-    Operator(
-        schema="gemmtuned::shuffled_scaled_mm(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
-        "Tensor? bias) -> ()",
-        y="out",
-        x="a",
-        w="b",
-        scale_x="a_scales",
-        scale_w="b_scales",
-        bias="bias",
-        form="shuffled",
-        routed=True,
-    ),
-    Operator(
-        schema="gemmtuned::block_scaled_mm(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales) -> ()",
-        y="out",
-        x="a",
-        w="b",
-        scale_x="a_scales",
-        scale_w="b_scales",
-        form="kn",
-        routed=True,
-    ),
-    Operator(
-        schema="gemmtuned::weight_only_mm(Tensor out, Tensor x, Tensor w, Tensor scales, Tensor? bias) -> ()",
-        y="out",
-        x="x",
-        w="w",
-        scale_w="scales",
-        bias="bias",
-        form="weights",
-        routed=True,
-    ),
+    *_ours(),
     Operator(schema="deep_gemm::fp8_fp4_gemm_nt", y="d", x="a"),
     Operator(
         schema="trtllm::fp8_block_scaling_gemm_impl(Tensor mat1, Tensor mat2, Tensor mat1Scale, Tensor mat2Scale) "
