@@ -17,6 +17,7 @@ SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
 GROUPED_SCALED: Final = ("fp8_e4m3", "bf16", "row")  # type of X and W, of Y, and what scales stand for
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
 ZERO_POINTS: Final = (("tensor+zero", "tensor"), ("tensor+zero", "row"), ("row+zero", "row"))  # scales of int8 alone
+SHUFFLED_TILE: Final = (16, 32)  # rows by bytes of K, of AITER's pre-shuffled order
 WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
 _WITH_WIDENED: Final = ("dense", "batched")
 MOE_TYPES: Final = ("bf16", "fp32", "fp16")
@@ -80,9 +81,9 @@ def is_int_product(problem: Problem) -> bool:
 
 
 def is_shuffled(problem: Problem) -> bool:
-    """Whether it is a scaled product of a weight in AITER's pre-shuffled order, which is of tiles of 16 rows by 32."""
-    p = problem
-    whole = p.family == "scaled" and p.layout == "nt" and not p.n % 16 and not p.k % 32
+    """Whether it is a scaled product of a weight in AITER's pre-shuffled order, of whole tiles."""
+    p, (rows, columns) = problem, SHUFFLED_TILE
+    whole = p.family == "scaled" and p.layout == "nt" and not p.n % rows and not p.k % columns
     return whole and p.weight_state == "shuffled" and (p.scale, p.wscale) not in ZERO_POINTS
 
 

@@ -30,6 +30,11 @@ def may_sum_fast(p: Problem) -> bool:
     return p.math_mode == "reduced"
 
 
+def is_cutlass_blocks(p: Problem) -> bool:
+    """Whether the CUTLASS kernels of vLLM and SGLang for blocks of scales run it."""
+    return is_scaled(p, FP8, (BLOCKS,)) and not (p.bias or p.m % 4 or p.k % 128 or p.n % 128)
+
+
 def is_deep_gemms(p: Problem) -> bool:
     """Whether DeepGEMM's product of blocks runs it."""
     return is_scaled(p, FP8, (BLOCKS,)) and p.out_dtype == "bf16" and not (p.bias or p.k % 128 or p.n % 64)

@@ -11,8 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-TILE_ROWS: Final = 16
-TILE_K: Final = 32  # bytes, of 8-bit weights numbers
+from gemmtuned.configs.tunable import SHUFFLED_TILE
+
+TILE_ROWS, TILE_K = SHUFFLED_TILE  # of 8-bit weights, whose bytes are numbers
 RUN: Final = 16
 
 

@@ -8,16 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
-from gemmtuned.kernels.peers import BLOCKS, COLUMNS, FP8, INT8, is_scaled, may_sum_fast
+from gemmtuned.kernels.peers import COLUMNS, FP8, INT8, is_cutlass_blocks, is_scaled, may_sum_fast
 
 ROWS: Final = (("row", "row"),)
 _operator = partial(OperatorBackend, package=("sglang-kernel", "sgl-kernel"), imports=("sgl_kernel",))
-
-
-def _blocks(p: Problem) -> bool:
-    return is_scaled(p, FP8, (BLOCKS,)) and not (p.bias or p.m % 4 or p.k % 128 or p.n % 128)
 
 
 BACKENDS: Final = (
@@ -32,7 +27,7 @@ BACKENDS: Final = (
     ),
     _operator(
         name="sglang_blocks", operator="sgl_kernel::fp8_blockwise_scaled_mm",
-        arguments=("x", "b", "scale_x", "scale_b", "out_dtype"), suits=_blocks, conditions=(COLUMNS,),
+        arguments=("x", "b", "scale_x", "scale_b", "out_dtype"), suits=is_cutlass_blocks, conditions=(COLUMNS,),
         contiguous=("x", "w", "scale_w"),
     ),
 )  # fmt: skip

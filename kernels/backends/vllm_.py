@@ -10,16 +10,12 @@ from typing import Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
-from gemmtuned.kernels.peers import BLOCKS, COLUMNS, FP8, INT8, is_deep_gemms, is_scaled, may_sum_fast
+from gemmtuned.kernels.peers import COLUMNS, FP8, INT8, is_cutlass_blocks, is_deep_gemms, is_scaled, may_sum_fast
 
 
 def _cutlass(p: Problem) -> bool:
     by_row = (("row", "row"), ("tensor", "tensor"), ("row", "tensor"), ("tensor", "row"))
     return is_scaled(p, INT8, by_row) or (is_scaled(p, FP8, by_row) and may_sum_fast(p))
-
-
-def _cutlass_blocks(p: Problem) -> bool:
-    return is_scaled(p, FP8, (BLOCKS,)) and not (p.bias or p.m % 4 or p.k % 128 or p.n % 128)
 
 
 BACKENDS: Final = (
@@ -29,7 +25,7 @@ BACKENDS: Final = (
     ),
     OperatorBackend(
         name="vllm_cutlass_blocks", package="vllm", imports=("vllm._custom_ops",), operator="_C::cutlass_scaled_mm",
-        arguments=("y", "x", "b", "scale_x", "scale_b", "bias"), suits=_cutlass_blocks, conditions=(COLUMNS,),
+        arguments=("y", "x", "b", "scale_x", "scale_b", "bias"), suits=is_cutlass_blocks, conditions=(COLUMNS,),
         contiguous=("x", "w", "scale_w"),
     ),
     OperatorBackend(

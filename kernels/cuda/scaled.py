@@ -8,8 +8,8 @@ from typing import Final
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import Condition
 from gemmtuned.configs.problem import ZERO_POINTS, Problem
+from gemmtuned.configs.tunable import SHUFFLED_TILE, is_shuffled
 from gemmtuned.kernels.own_kernel import rows_apart
-from gemmtuned.kernels.shuffled_order import TILE_K, TILE_ROWS
 
 KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128", "128x128"): "BLOCK"}
 WITH_ZERO: Final = {  # of int8 alone
@@ -36,8 +36,9 @@ def check(
     states = ("plain", "shuffled") if shuffled else ("plain",)
     if p.family != "scaled" or p.layout != "nt" or p.weight_state not in states or p.batch != 1:
         raise CandidateFailed(f"{p} {name}: it runs scaled problems of layout nt with {' or '.join(states)} weights")
-    if p.weight_state == "shuffled" and (p.n % TILE_ROWS or p.k % TILE_K):
-        raise CandidateFailed(f"{p} {name}: a shuffled weight is of tiles of {TILE_ROWS} rows by {TILE_K} of K")
+    if p.weight_state == "shuffled" and not is_shuffled(p):
+        tile = " rows by ".join(map(str, SHUFFLED_TILE))
+        raise CandidateFailed(f"{p} {name}: a shuffled weight is of tiles of {tile} of K, and X has no zero points")
     if p.dtype != p.wdtype or p.dtype not in types or p.out_dtype not in OUTPUTS:
         known = " and ".join(f"{one} by {one}" for one in types)
         raise CandidateFailed(f"{p} {name}: it runs {known} into {' or '.join(OUTPUTS)}")
