@@ -39,6 +39,7 @@ class Family:
 
     operands: in the order of the slots by which kernels are launched.  stock: torch's call, with all operands but the
     result in their order, which is the default of every race.  pad: rows and columns of NaN around padded operands.
+    replaces: problems of its name that it is for, if there is another family of that name for all others.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Family:
     weight_states: tuple[str, ...] = ("plain",)
     pad: int = 3  # makes leading dimensions and offsets odd
     routed: bool = False  # rows are dealt out to weights at random, with the activations, which decides a call's time
+    replaces: Callable[[Problem], bool] | None = None
     widens: bool = False  # 16-bit operands may have a result in fp32, as from torch.mm(..., out_dtype=) on GPUs
 
     def check(self, problem: Problem) -> None:

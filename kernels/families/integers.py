@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.tunable import is_int_product
+from gemmtuned.configs.tunable import INT_PRODUCT, is_int_product
 from gemmtuned.kernels.families.base import Family
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
 
@@ -95,5 +95,6 @@ INT_PRODUCTS: Final = IntProducts(
     ),
     stock=lambda problem: _int_mm,
     pad=16,  # torch asks for multiples of 8 on GPUs
+    replaces=lambda p: p.scale == "none" and (p.dtype, p.wdtype, p.out_dtype) == INT_PRODUCT,
 )
-INTO_INTEGERS: Final = (INT_PRODUCTS,)
+FAMILIES: Final = (INT_PRODUCTS,)

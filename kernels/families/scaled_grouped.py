@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import ZERO_POINTS, Problem
 from gemmtuned.configs.tunable import GROUPED_SCALED, is_scaled_grouped
 from gemmtuned.kernels.dtypes import bits, torch_dtype, wide
 from gemmtuned.kernels.families.base import Family, normal
@@ -105,5 +105,6 @@ SCALED_GROUPED: Final = ScaledGrouped(
     stock=_stock,
     routed=True,
     pad=16,  # torch asks for multiples of 16 bytes
+    replaces=lambda p: p.scale not in ("none", *ZERO_POINTS),
 )
-WITH_SCALES: Final = (SCALED_GROUPED,)
+FAMILIES: Final = (SCALED_GROUPED,)

@@ -68,5 +68,6 @@ SHUFFLED_SCALED: Final = Shuffled(
     operands=tuple(replace(o, mixed=True) if o.name == "w" else o for o in SCALED.operands),
     stock=_stock,
     pad=16,
+    replaces=lambda p: p.weight_state == "shuffled",
 )
-SHUFFLED: Final = (SHUFFLED_SCALED,)
+FAMILIES: Final = (SHUFFLED_SCALED,)

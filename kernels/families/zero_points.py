@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.problem import ZERO_POINTS as KINDS_OF_X
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import INT8, ZERO_POINTS
 from gemmtuned.configs.tunable import SCALED_OUTPUTS as OUTPUTS
@@ -104,5 +105,6 @@ SCALED_WITH_ZERO_POINTS: Final = ScaledWithZeroPoints(
     ),
     stock=_stock,
     pad=16,
+    replaces=lambda p: p.scale in KINDS_OF_X and p.weight_state == "plain",
 )
-WITH_ZERO_POINTS: Final = (SCALED_WITH_ZERO_POINTS,)
+FAMILIES: Final = (SCALED_WITH_ZERO_POINTS,)
