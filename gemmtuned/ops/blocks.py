@@ -7,32 +7,25 @@ solution torch multiplies copies (scaled_by_torch.py).  It writes into `out` and
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.scaled_by_torch import block_product, needs_copies
+from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on
 
 MOST_ROWS: Final = 256  # of X that kernels of ours take: with more, torch's own product is served by itself
 _OUTPUTS: Final = (torch.bfloat16, torch.float16)
-_LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("block_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales) -> ()")
 
 
 def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> None:
     out.copy_(block_product(a, b.t(), a_scales, b_scales.t(), out.dtype))
 
 
-def _nothing(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor) -> None:
-    """What a compiler is told: the result is written where it lies."""
-
-
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("block_scaled_mm", _stock, _key)
-torch.library.register_fake("gemmtuned::block_scaled_mm", _nothing, lib=_LIBRARY)
+register("block_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales) -> ()", _stock)
 
 
 def block_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.dtype) -> Tensor:

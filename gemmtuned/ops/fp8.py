@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.kernels.scaled_by_torch import scaled_mm, torch_takes
-from gemmtuned.ops.quantised_arguments import wants_derivatives
+from gemmtuned.ops.quantised_arguments import by_row, wants_derivatives
 
 
 def fp8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -17,8 +16,7 @@ def fp8_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | 
         y = (x.float() * of_x.reshape(-1, 1)) @ (w.float() * of_w.reshape(-1, 1)).t()
         return (y if bias is None else y + bias).to(dtype)
     if kind == "row":
-        of_x, of_w = of_x.reshape(-1, 1).expand(x.shape[0], 1), of_w.reshape(1, -1).expand(1, w.shape[0])
-        of_x, of_w = plain_rows(of_x), plain_rows(of_w)
+        of_x, of_w = by_row(of_x, of_w, x.shape[0], w.shape[0])
     else:
         of_x, of_w = of_x.reshape(()), of_w.reshape(())
     return scaled_mm(x, w, of_x, of_w, bias, dtype)

@@ -8,25 +8,18 @@ more rows than kernels of ours take.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.integers import plain_rows, scaled_int_product, scaled_int_product_into
+from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_transforms
-from gemmtuned.ops.quantised_arguments import wants_derivatives
+from gemmtuned.ops.quantised_arguments import by_row, wants_derivatives
 
 MOST_ROWS: Final = 256  # of X that kernels of ours take
-_LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "int8_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"
-)
-_LIBRARY.define(
-    "int8_scaled_mm_zero(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor sums, "
-    "Tensor? zero, Tensor? bias) -> ()"
-)
 
 
 def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
@@ -40,14 +33,14 @@ def _stock_zero(
     scaled_int_product_into(out, a, b.t(), a_scales, b_scales, bias, sums, zero)
 
 
-def _nothing(out: Tensor, *operands: Tensor | None) -> None:
-    """What a compiler is told: the result is written where it lies."""
-
-
-for _name, _call in (("int8_scaled_mm", _stock), ("int8_scaled_mm_zero", _stock_zero)):
-    for _key in ("CPU", "CUDA"):
-        _LIBRARY.impl(_name, _call, _key)
-    torch.library.register_fake(f"gemmtuned::{_name}", _nothing, lib=_LIBRARY)
+register(
+    "int8_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()", _stock
+)
+register(
+    "int8_scaled_mm_zero(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor sums, "
+    "Tensor? zero, Tensor? bias) -> ()",
+    _stock_zero,
+)
 
 
 def int8_linear(
@@ -71,8 +64,7 @@ def int8_linear(
     if sums is None and of_x.numel() == 1 and of_w.numel() == 1:
         of_x, of_w = of_x.reshape(1), of_w.reshape(1)
     else:  # one kind of scales for both: a kernel of rows serves a mixture, too
-        of_x = plain_rows(of_x.reshape(-1, 1).expand(m, 1))
-        of_w = plain_rows(of_w.reshape(1, -1).expand(1, n))
+        of_x, of_w = by_row(of_x, of_w, m, n)
     if sums is None:
         torch.ops.gemmtuned.int8_scaled_mm(y, x, w.t(), of_x, of_w, added)
     else:

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import E8M0, FLOATS, PACKED_FP4
+from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled
 
 GROUP_FP4: Final = 32  # values of K with one e8m0 scale
@@ -23,6 +24,11 @@ def tensor(what: str, given: Any) -> Tensor:
     if not isinstance(given, Tensor):
         raise GemmtunedError(f"{what} is {given!r}, expected a tensor")
     return given
+
+
+def by_row(of_x: Tensor, of_w: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
+    """Scales [M, 1] of X and [1, N] of W, without gaps, of one number or one a row each: what serves both, too."""
+    return plain_rows(of_x.reshape(-1, 1).expand(m, 1)), plain_rows(of_w.reshape(1, -1).expand(1, n))
 
 
 def check_plain(op: str, w: Tensor) -> None:

@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from gemmtuned.hooks import activate
-from gemmtuned.kernels.integers import plain_rows, scaled_int_product_into
+from gemmtuned.kernels.integers import scaled_int_product_into
 from gemmtuned.kernels.scaled_by_torch import block_product
 from gemmtuned.kernels.shuffled_order import RUN, TILE_K, TILE_ROWS, plain
 from gemmtuned.ops.fp8 import fp8_linear
+from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_transforms
-from gemmtuned.ops.quantised_arguments import wants_derivatives
+from gemmtuned.ops.quantised_arguments import by_row, wants_derivatives
 from gemmtuned.ops.shuffle import tile_of
 
 MOST_ROWS: Final = 16  # of X that kernels of ours take
-_LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "shuffled_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"
-)
 
 
 def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
@@ -37,13 +34,10 @@ def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor
         out.copy_(block_product(a, w, a_scales, b_scales.t(), out.dtype))
 
 
-def _nothing(out: Tensor, *operands: Tensor | None) -> None:
-    """What a compiler is told: the result is written where it lies."""
-
-
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("shuffled_scaled_mm", _stock, _key)
-torch.library.register_fake("gemmtuned::shuffled_scaled_mm", _nothing, lib=_LIBRARY)
+register(
+    "shuffled_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()",
+    _stock,
+)
 
 
 def shuffled_linear(
@@ -60,8 +54,7 @@ def shuffled_linear(
     elif of_x.numel() == of_w.numel() == 1:
         of_x, of_w = of_x.reshape(1), of_w.reshape(1)
     else:  # one kind of scales for both: a kernel of rows serves a mixture, too
-        of_x = plain_rows(of_x.reshape(-1, 1).expand(m, 1))
-        of_w = plain_rows(of_w.reshape(1, -1).expand(1, n))
+        of_x, of_w = by_row(of_x, of_w, m, n)
     added = None if bias is None else bias.reshape(-1).to(dtype)
     torch.ops.gemmtuned.shuffled_scaled_mm(y, x, w.t(), of_x, of_w, added)
     return y

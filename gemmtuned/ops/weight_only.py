@@ -7,7 +7,7 @@ the hook.  It writes into `out` and has no gradient.
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,10 @@ from torch import Tensor
 
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.mixture import dequantised
+from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on
 
 MOST_ROWS: Final = 16  # of X that kernels of ours take: with more, torch's own product is served by itself
-_LIBRARY: Final[Any] = torch.library.Library("gemmtuned", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("weight_only_mm(Tensor(a!) out, Tensor x, Tensor w, Tensor scales, Tensor? bias) -> ()")
 
 
 def quant_of(w: Tensor, scales: Tensor) -> str:
@@ -37,13 +36,7 @@ def _stock(out: Tensor, x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | Non
         torch.addmm(bias, x, values.t(), out=out)
 
 
-def _nothing(out: Tensor, x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-    """What a compiler is told: the result is written where it lies."""
-
-
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("weight_only_mm", _stock, _key)
-torch.library.register_fake("gemmtuned::weight_only_mm", _nothing, lib=_LIBRARY)
+register("weight_only_mm(Tensor(a!) out, Tensor x, Tensor w, Tensor scales, Tensor? bias) -> ()", _stock)
 
 
 def weight_only_linear(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
