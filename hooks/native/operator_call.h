@@ -37,13 +37,20 @@ inline at::Tensor empty_result(const Tensor& a, const Tensor& b, at::ScalarType 
 class OperatorCall {
  public:
   // Throws where the program has no such operator, or one with another schema.
-  explicit OperatorCall(const OperatorLaunch& facts) : facts_(facts), op_(find(facts)), writes_(writes_y(facts)) {}
+  explicit OperatorCall(const OperatorLaunch& facts)
+      : facts_(facts),
+        op_(find(facts)),
+        schema_(op_.schema()),
+        kept_(c10::Dispatcher::singleton().registerName(schema_.operator_name())),
+        writes_(writes_y(facts)) {}
 
   // Whether it writes into y of the slots, which must be there.
   bool writes() const { return writes_; }
 
-  // The result: y of `slots` where the operator writes into it, else what it returns.
+  // The result: y of `slots` where the operator writes into it, else what it returns. Throws where its package has taken it
+  // back since, or has put another in its place.
   at::Tensor operator()(const Slots& slots) const {
+    TORCH_CHECK(op_.hasSchema() && op_.schema() == schema_, facts_.name, " is no more what it was");
     torch::jit::Stack stack;
     stack.reserve(facts_.count);
     for (int i = 0; i < facts_.count; ++i) {
@@ -90,6 +97,8 @@ class OperatorCall {
 
   const OperatorLaunch facts_;
   const c10::OperatorHandle op_;
+  const c10::FunctionSchema schema_;
+  const c10::RegistrationHandleRAII kept_;  // torch frees an operator whose name nobody has registered
   const bool writes_;
 };
 
