@@ -87,6 +87,18 @@ def is_shuffled(problem: Problem) -> bool:
     return whole and p.weight_state == "shuffled" and (p.scale, p.wscale) not in ZERO_POINTS
 
 
+def odd_sizes(problem: Problem) -> str:
+    """Why these sizes fit no weight of this kind, of whatever family; "" where they do."""
+    p, (rows, columns) = problem, SHUFFLED_TILE
+    if p.weight_state == "shuffled" and (p.n % rows or p.k % columns):
+        return f"a shuffled weight is of whole tiles, N a multiple of {rows} and K of {columns}"
+    if p.wdtype in PACKED and p.wscale.startswith("1x"):
+        for size, value in (("K", p.k), ("inter", p.inter or 0)):
+            if value % group_of(p):
+                return f"{group_of(p)} values have one scale, and {size} is no multiple of that"
+    return ""
+
+
 def is_weight_only(problem: Problem) -> bool:
     """Whether X is of 16 bits, and W alone of 8 or 4 bits, with scales that kernels are written for."""
     p = problem

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
+from gemmtuned.configs.tunable import odd_sizes
 from gemmtuned.daemon.protocol.options import SearchOptions
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Request:
 
     found: verdicts of this run; unpublished: those that are none for others; crowded: those measured beside others,
     which a daemon measures again.  settled: what it has come to an end with.
+    refused: why this version cannot tune these sizes, which it has come to an end with from the start.
     put_off: why no times could be taken now; nothing is stored of these.  After HOPELESS in a row all that is left is.
     rejected: where a candidate was outside the tolerance that was asked for.  too_slow: candidates that ran into
     timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
@@ -43,7 +45,12 @@ class Request:
     unpublished: set[Problem] = field(default_factory=set)
     crowded: set[Problem] = field(default_factory=set)
     too_slow: set[tuple[Problem, Candidate]] = field(default_factory=set)
+    refused: dict[Problem, str] = field(init=False)
     _in_a_row: int = 0  # put off
+
+    def __post_init__(self) -> None:
+        self.refused = {p: f"this version cannot tune it: {why}" for p in self.problems if (why := odd_sizes(p))}
+        self.settled.update(self.refused)
 
     def open(self) -> list[Problem]:
         """The problems that this run has not come to an end with."""

@@ -149,8 +149,8 @@ def tune_now(
     Raises WorkerFailed when no worker can be started.  A running daemon sees the device busy and gives way.
     """
     wanted = list(dict.fromkeys(request.problems))
-    if not wanted:
-        return Tuned()
+    if not request.open():
+        return Tuned(failed=request.refused)
     if make_worker is None:
         deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
         make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: a person waits for it
@@ -298,7 +298,7 @@ def _results(
         if found is not None and (problem in request.settled or not request.again):
             solutions[problem] = found
         else:
-            failed[problem] = _why_none(states.get(problem))
+            failed[problem] = request.refused.get(problem) or _why_none(states.get(problem))
     devices = {} if environment is None else {environment.device.key: environment.device}
     earlier = frozenset(problem for problem in solutions if problem not in request.settled)
     return Tuned(solutions, failed, devices, earlier, frozenset(request.unpublished), dict(request.put_off), code)

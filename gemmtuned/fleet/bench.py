@@ -125,6 +125,7 @@ class Bench:
                 return Answer(
                     wanted.name, "solved", "", self.environment, one.solutions, one.measured, tuple(one.trials), took_s
                 )
+        reason = reason or next(iter(request.refused.values()), "")
         put_off = next(iter(request.put_off.values()), "")
         if put_off:
             return Answer(wanted.name, "put off", put_off, self.environment, took_s=took_s)

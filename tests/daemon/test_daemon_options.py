@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,31 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
     run.store.close()
+
+
+ODD = {
+    "scaled:i8>bf16:8x40x64,scale=row,weight=shuffled,threads=1": "N a multiple of 16 and K of 32",
+    "scaled:fp8_e4m3>bf16:8x48x80,scale=row,weight=shuffled,threads=1": "N a multiple of 16 and K of 32",
+    "weight_only:bf16/i4:8x40x500,wscale=1x32,wscaledtype=fp32,threads=1": "32 values have one scale, and K is no",
+}
+
+
+def test_sizes_that_fit_no_such_weight_are_refused_by_name_and_not_tried(run: Run) -> None:
+    odd, good = [Problem.parse(text) for text in ODD], Problem(m=8, n=64, k=64)
+
+    done = tune_now(
+        Request(problems=[*odd, good]), run.settings, make_worker=lambda d: Worker(d, nice=0, search=SEARCH)
+    )
+
+    assert list(done.solutions) == [good] and list(done.failed) == odd
+    for why, (_, said) in zip(done.failed.values(), ODD.items(), strict=True):
+        assert why.startswith("this version cannot tune it: ") and said in why
+    assert not [row for row in run.store.resume.waiting(now_s=time.time()) if row["problems"] > 0]
+
+
+def test_a_run_of_none_but_such_problems_starts_no_worker(run: Run) -> None:
+    odd = [Problem.parse(text) for text in ODD]
+    assert list(tune_now(Request(problems=odd), run.settings, monitors=[]).failed) == odd
 
 
 def test_a_verdict_is_told_when_the_store_holds_it(run: Run) -> None:
