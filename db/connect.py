@@ -25,7 +25,7 @@ from gemmtuned.configs.processes import own_process
 from gemmtuned.configs.say import tell
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
-from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, under_lock
+from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, foreign_keys, under_lock
 from gemmtuned.db.lockfile import LockFile
 
 __all__ = ["Beat", "Connection"]
@@ -77,13 +77,13 @@ class Connection:
         """How long any call waits for others."""
         return self._handle.timeout_s
 
-    def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+    def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False, unchecked: bool = False) -> T:
         """Run work as one transaction. durable: the commit survives a power cut, not only a kill.
 
-        A corrupt file is set aside and the work is done on the new one.  Raises StoreBusy or StoreError; then nothing
-        that work did was kept.
+        unchecked: work has made sure that no row names those that it removes, and SQLite does not look for them.
+        A corrupt file is set aside, and work done on the new one. Raises StoreBusy, StoreError: then nothing was kept.
         """
-        return self._guarded(lambda: self._write(work, durable))
+        return self._guarded(lambda: self._write(work, durable, unchecked))
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run work on one snapshot of the database. Raises as `write` does."""
@@ -253,9 +253,9 @@ class Connection:
         except (sqlite3.Error, UnicodeDecodeError) as err:
             return faults.kind(err) == "corrupt"  # an error of the disk says nothing about the file
 
-    def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool) -> T:
+    def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool, unchecked: bool) -> T:
         self._handle.ready()
-        with under_lock(self._handle):
+        with under_lock(self._handle), foreign_keys(self._handle, off=unchecked):
             failpoints.point("store.begin")
             conn = self._handle.ready_to_write()  # again, since the file may have been set aside while we waited
             if durable:

@@ -298,6 +298,19 @@ def under_lock(handle: Handle, *, held: bool = False) -> Iterator[None]:
         handle.lock.release()
 
 
+@contextlib.contextmanager
+def foreign_keys(handle: Handle, *, off: bool) -> Iterator[None]:
+    """off: SQLite does not look inside for rows that name what is deleted. A transaction cannot switch that itself."""
+    conn = handle.conn if off else None
+    if conn is not None:
+        conn.execute("PRAGMA foreign_keys = OFF")
+    try:
+        yield
+    finally:
+        if conn is not None and conn is handle.conn:  # else it was opened anew, with the look
+            conn.execute("PRAGMA foreign_keys = ON")
+
+
 def _make(handle: Handle, *, locked: bool) -> None:
     """Make an empty file, which gets neither the log nor the shared memory of one that was removed.
 

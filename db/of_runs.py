@@ -10,6 +10,7 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import known_problems
 from gemmtuned.db.ask import DAY_S, ask
+from gemmtuned.db.labels import NOT_GOING
 from gemmtuned.db.rows import us
 
 _OWN_TIME: Final = """
@@ -40,7 +41,7 @@ def own_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) 
 
 def labels(path: Path) -> list[str]:
     """The labels of the programs that were counted."""
-    return [row["name"] for row in ask(path, "SELECT name FROM run ORDER BY name")]
+    return [row["name"] for row in ask(path, f"SELECT name FROM run WHERE {NOT_GOING} ORDER BY name")]  # noqa: S608
 
 
 def called_by(path: Path, run: str) -> set[str]:

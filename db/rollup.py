@@ -65,6 +65,7 @@ class RollUp(Part):
     def __init__(self, shared: Rows) -> None:
         super().__init__(shared)
         self._labels = Labels(shared)
+        self._forgotten = False  # what was too old, since the last time that all was done
 
     def roll_up(self, *, now_s: float, for_s: float | None = None) -> bool:
         """Merge what is old enough, slice by slice, for that many seconds; None: to the end. True when it is all done.
@@ -77,12 +78,18 @@ class RollUp(Part):
         while True:
             now_us = us(now_s)
             if not (self._slice(now_us // 3_600_000_000) or self._forget(now_us) or self._labels.prune(now_us)):
+                self._forgotten = False
                 return True
             if until_s is not None and time.monotonic() > until_s:
                 return False
 
     def _forget(self, now_us: int) -> bool:
-        """One small step; False when there is nothing too old. Months of short programs leave a million of each."""
+        """One small step; False when there is nothing too old. Months of short programs leave a million of each.
+
+        Once there is nothing, it does not look again before the whole roll-up is done: it reads all sessions.
+        """
+        if self._forgotten:
+            return False
         hour = now_us // 3_600_000_000 - KEEP_DAYS * 24
         if self._db.read(lambda conn: conn.execute(_OLD_PHASE, (hour,)).fetchone()):
             self._rows.write(lambda conn: _in_pieces(lambda: conn.execute(_DROP_PHASES, (hour, PIECE)).rowcount))
@@ -93,6 +100,7 @@ class RollUp(Part):
         if old:
             keys = [(*key, before_us) for key in old]
             self._rows.write(lambda conn: conn.executemany(_DROP_SESSION, keys).rowcount)
+        self._forgotten = not old
         return bool(old)
 
     def left_of_0_1_0(self) -> float:

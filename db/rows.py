@@ -84,7 +84,7 @@ class Rows:
         self._environments: dict[str, tuple[dict[str, str], int]] = {}
         self._new_environments: dict[str, tuple[dict[str, str], int]] = {}
 
-    def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+    def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False, unchecked: bool = False) -> T:
         """The result of `work`, done in one transaction; see Connection.write."""
 
         def once(conn: sqlite3.Connection) -> T:
@@ -97,7 +97,7 @@ class Rows:
             return work(conn)
 
         try:
-            result = self.db.write(once, durable=durable)
+            result = self.db.write(once, durable=durable, unchecked=unchecked)
             self._problems.update(self._fresh)
             self._environments.update(self._new_environments)
             return result
