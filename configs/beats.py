@@ -15,6 +15,9 @@ def folder_of(uid: int) -> Path:
     return _MEMORY / f"gemmtuned-{uid}"
 
 
-def page_of(pid: int, uid: int) -> Path:
-    """The page of a process, by its number in its own PID namespace."""
-    return folder_of(uid) / f"beats-{pid}"
+def page_of(pid: int, uid: int, namespace: int) -> Path:
+    """The page of a process. pid: its number in its own PID namespace, whose inode is `namespace`.
+
+    Containers may share /dev/shm, and each of them numbers its processes from 1 on.
+    """
+    return folder_of(uid) / f"beats-{namespace}-{pid}"

@@ -40,9 +40,17 @@ def pid_namespace() -> str | None:
         if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115  (while a program runs; a Path costs more)
             return None
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
-        return f"{boot[:80]} {Path('/proc/self/ns/pid').stat().st_ino}"
+        return f"{boot[:80]} {namespace_of('self')}"
     except OSError:
         return None
+
+
+def namespace_of(pid: int | str, proc: Path = Path("/proc")) -> int:
+    """The inode of the PID namespace of a process; raises OSError where /proc does not tell.
+
+    For `self` it is right also where /proc is that of a namespace further out, which has another number for us.
+    """
+    return (proc / str(pid) / "ns/pid").stat().st_ino
 
 
 def _page() -> memoryview | None:

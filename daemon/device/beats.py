@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.beats import PLACE_BYTES, SIZE_BYTES, page_of
+from gemmtuned.configs.processes import namespace_of
 
 
 def beats_of(pid: int, proc: Path = Path("/proc")) -> int | None:
@@ -20,7 +21,7 @@ def beats_of(pid: int, proc: Path = Path("/proc")) -> int | None:
     try:
         owner = (proc / str(pid)).stat().st_uid
         inside = _number_inside(pid, proc)
-        path = Path(f"{proc}/{pid}/root{page_of(inside, owner)}")
+        path = Path(f"{proc}/{pid}/root{page_of(inside, owner, namespace_of(pid, proc))}")
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from hooked import Home, wait_for
 
 from gemmtuned.configs.beats import page_of
+from gemmtuned.configs.processes import namespace_of
 from gemmtuned.daemon.device.beats import beats_of
 from gemmtuned.daemon.device.neighbours import Neighbours
 from gemmtuned.daemon.device.process_use import Busiest, name_of, named
@@ -42,6 +44,11 @@ gemmtuned.disable()
 """
 
 
+def page(pid: int) -> Path:
+    """Of a process in our own PID namespace."""
+    return page_of(pid, os.geteuid(), namespace_of("self"))
+
+
 @pytest.fixture
 def engine(home: Home, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     process = home.start(ENGINE, request.param)
@@ -52,7 +59,7 @@ def engine(home: Home, request: pytest.FixtureRequest) -> Iterator[subprocess.Po
     finally:
         process.kill()
         process.communicate()
-        page_of(process.pid, os.geteuid()).unlink(missing_ok=True)
+        page(process.pid).unlink(missing_ok=True)
 
 
 def ask(process: subprocess.Popen[str], what: str) -> None:
@@ -103,30 +110,86 @@ def test_one_that_says_nothing_of_its_products_goes_by_its_cpu_time(engine: subp
 def test_the_page_is_gone_when_the_program_ends_and_after_a_kill_the_next_sweeps(
     engine: subprocess.Popen[str], home: Home
 ) -> None:
-    page = page_of(engine.pid, os.geteuid())
-    assert page.stat().st_mode & 0o777 == 0o600
+    shown = page(engine.pid)
+    assert shown.stat().st_mode & 0o777 == 0o600
     assert engine.stdin is not None
     engine.stdin.write("end\n")
     engine.stdin.flush()
     engine.wait(20)
-    assert not page.exists()
+    assert not shown.exists()
     killed = subprocess.Popen([sys.executable, "-c", "pass"])
     killed.wait()
-    left = page_of(killed.pid, os.geteuid())
+    left = page(killed.pid)
     left.write_bytes(bytes(4096))
+    elsewhere = [page_of(killed.pid, os.geteuid(), 1), page_of(killed.pid, os.geteuid(), 2)]  # in other containers
+    for one, age_s in zip(elsewhere, (60, 7200), strict=True):
+        one.write_bytes(bytes(4096))
+        os.utime(one, (time.time() - age_s,) * 2)
     other = home.start(ENGINE, "tells")
     assert other.stdout is not None
     assert other.stdout.readline() == "ready\n"
-    assert not left.exists()
+    assert [one.exists() for one in (left, *elsewhere)] == [False, True, False]
     other.kill()
     other.communicate()
-    page_of(other.pid, os.geteuid()).unlink(missing_ok=True)
+    for one in (page(other.pid), *elsewhere):
+        one.unlink(missing_ok=True)
+
+
+def test_processes_of_two_containers_with_one_number_and_one_dev_shm_have_a_page_each(home: Home) -> None:
+    """Each is the first of a PID namespace of its own, and runs as many products as its place in the line says."""
+    program = """
+    import ctypes, json, os, sys, torch
+    from gemmtuned.hooks import activate
+    native, beats = activate.current().native, activate.current().tables.beats
+
+    def first_of_a_namespace(calls):
+        ready, says = os.pipe()
+        ends, end = os.pipe()
+        if os.fork() == 0:
+            os.close(end)
+            if ctypes.CDLL(None).unshare(0x20000000 | (0 if os.geteuid() == 0 else 0x10000000)):
+                os.write(says, b"no namespace to be had")
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                shown = beats.show(native)
+                for _ in range(calls):
+                    torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+                os.write(says, b"shown" if shown and os.getpid() == 1 else b"not shown")
+                os.read(ends, 1)
+                beats.hide()
+                os._exit(0)
+            os.write(says, b"%d " % pid)
+            os.waitpid(pid, 0)
+            os._exit(0)
+        os.close(ends)
+        said = b""
+        while not said.endswith(b"n") and b"had" not in said:
+            said += os.read(ready, 100)
+        return said.decode(), end
+
+    there = [first_of_a_namespace(calls) for calls in (1, 2, 3)]
+    print(json.dumps([said for said, _ in there]), flush=True)
+    sys.stdin.readline()
+    """
+    process = home.start(program)
+    assert process.stdout is not None
+    said = json.loads(process.stdout.readline())
+    try:
+        if "had" in said[0]:
+            pytest.skip(said[0])
+        assert all(one.endswith("shown") and "not" not in one for one in said), said
+        assert [beats_of(int(one.split()[0])) for one in said] == [1, 2, 3]
+    finally:
+        process.communicate("end\n", timeout=20)
 
 
 @pytest.mark.parametrize("content", [b"", bytes(10), bytes(8192), None])
 def test_a_page_that_is_none_says_nothing(tmp_path: Path, content: bytes | None) -> None:
     inside = tmp_path / "77/root/dev/shm"
-    page = inside / page_of(5, os.geteuid()).relative_to("/dev/shm")
+    (tmp_path / "77/ns").mkdir(parents=True)
+    (tmp_path / "77/ns/pid").touch()
+    page = inside / page_of(5, os.geteuid(), namespace_of(77, tmp_path)).relative_to("/dev/shm")
     page.parent.mkdir(parents=True)
     (tmp_path / "77/status").write_text("Name:\tx\nNSpid:\t77\t5\n")
     if content is None:
