@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TextIO
 
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.temporary import beside
 
 
 def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
     """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             write_lines(file, columns, rows, separator=separator)
@@ -27,7 +28,7 @@ def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 def require_writable(path: Path) -> None:
     """Raise TableError where write_file would, before there is anything to lose."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "is a folder")

@@ -33,6 +33,7 @@ from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.configs.temporary import beside
 from gemmtuned.configs.value_class import value_class
 
 SCHEMA: Final = 1
@@ -291,7 +292,7 @@ def _names_in_manifest(folder: Path) -> set[str]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that no reader and no power cut sees a part of it. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     faults.point("publish.open")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:

@@ -8,7 +8,6 @@ looks again now and then.  One small file a row, named by its hash; an answer ho
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
@@ -19,6 +18,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.solution import Solution
+from gemmtuned.configs.temporary import beside
 
 MAX_QUESTIONS: Final = 4096
 MOST_BYTES: Final = 1 << 20  # of a question
@@ -78,9 +78,13 @@ class Verdicts:
 
     def _write(self, solution: Solution, reason: str | None) -> None:
         path = self._path(solution)
-        new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(json.dumps({"row": solution.to_row(), "reason": reason}), encoding="utf-8")
-        new.replace(path)
+        new = beside(path)
+        try:
+            new.write_text(json.dumps({"row": solution.to_row(), "reason": reason}), encoding="utf-8")
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
 
 _MEASURED: Final = ("us", "baseline_us", "gain_low", "err", "baseline_err", "state", "generation", "launch")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.read_file import read_small
+from gemmtuned.configs.temporary import beside
 
 FILE: Final = "daemon.json"
 MOST_BYTES: Final = 4 << 20  # of it that are read
@@ -63,7 +63,7 @@ def write_notice(home: Path, notice: Notice) -> bool:
 
 def replace_file(path: Path, text: str) -> bool:
     """Write a small file whole or not at all; False when the disk refuses."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     try:
         temporary.write_text(text)
         temporary.replace(path)

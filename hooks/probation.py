@@ -38,6 +38,7 @@ from gemmtuned.configs.moment import moment
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
+from gemmtuned.configs.temporary import beside
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
@@ -173,8 +174,9 @@ class Probation:
             state = self._state()
             self._end(keep=state is not None and bool(state.launched and state.fault))
         if error is None or isinstance(error, KeyboardInterrupt):  # it has ended itself the workers that it started
+            here = pid_namespace()
             for path in _marks(pages_of(self._folder)):
-                if _parent(path) == os.getpid():
+                if _parent(path) == os.getpid() and _is_of(path, here):
                     with suppress(OSError):
                         path.unlink()
         with suppress(OSError):  # empty, and so is the one above
@@ -259,7 +261,7 @@ def _collect(folder: Path) -> None:
         with suppress(OSError):
             if mark.evidence:
                 folder.mkdir(parents=True, exist_ok=True)
-                unseen = folder / f".{path.name}.{os.getpid()}"
+                unseen = beside(folder / path.name)
                 try:
                     failpoints.point("probation.write")
                     unseen.write_bytes(mark.text)
@@ -313,6 +315,12 @@ def _is_gone(path: Path, facts: dict[str, Any], here: str | None) -> bool:
     except (OSError, IndexError):
         return False
     return over or start != facts.get("start")
+
+
+def _is_of(path: Path, namespace: str | None) -> bool:
+    """Whether a mark is of this PID namespace, so that the numbers in its name are those of processes here."""
+    mark = _read(path)
+    return mark is not None and mark.facts.get("namespace") == namespace
 
 
 def _marks(folder: Path) -> Iterator[Path]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gemmtuned.daemon")
 YOUNG_S: Final = 7 * 86400.0
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_OURS: Final = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9]+\.tmp")  # the second: of a process that was killed
+_OURS: Final = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9a-f-]+\.tmp")  # the second: of a process that was killed
 
 
 def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:

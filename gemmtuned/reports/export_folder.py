@@ -15,6 +15,7 @@ from typing import Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, MAX_BYTES, read_manifest
 from gemmtuned.configs.read_file import read_regular
+from gemmtuned.configs.temporary import beside
 
 NOTES: Final = ".gemmtuned-export.json"  # name -> SHA-256 as written; hidden, so that no tool's glob takes it up
 
@@ -52,11 +53,12 @@ class ExportFolder:
     def note(self, name: str) -> None:
         """Remember that this file is as we wrote it. Raises TableError when the disk refuses."""
         self._notes[name] = _digest(self.path / name)
-        path, temporary = self.path / NOTES, self.path / f"{NOTES}.tmp"
+        path, temporary = self.path / NOTES, beside(self.path / NOTES)
         try:
             temporary.write_text(json.dumps(self._notes, indent=1, sort_keys=True) + "\n")
             temporary.replace(path)
         except OSError as err:
+            temporary.unlink(missing_ok=True)
             raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
 
 

@@ -32,6 +32,7 @@ from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings, child_env
+from gemmtuned.configs.temporary import beside
 
 SOURCES: Final = tuple(
     sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
@@ -200,7 +201,7 @@ def _compile(path: Path, torch: Path) -> Path:
     free = shutil.disk_usage(path.parent).free
     if free < ROOM_BYTES:
         raise BuildFailed(f"{path.parent}: {free >> 10} KiB are free, a build needs {ROOM_BYTES >> 20} MiB")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = beside(path)
     command = [
         cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={_abi(torch)}",
         f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}",
@@ -218,9 +219,9 @@ def _compile(path: Path, torch: Path) -> Path:
         temporary.chmod(0o755)
         facts = {"bytes": temporary.stat().st_size, "sha256": sha256(temporary.read_bytes()).hexdigest()}
         _put(temporary, path)
-        beside = temporary.with_name(f"{temporary.name}.json")
-        beside.write_text(json.dumps(facts), encoding="utf-8")
-        _put(beside, _facts(path))
+        told = temporary.with_name(f"{temporary.name}.json")
+        told.write_text(json.dumps(facts), encoding="utf-8")
+        _put(told, _facts(path))
     except OSError as err:
         raise BuildFailed(f"{path.parent}: the native hook was not kept ({err.strerror})") from err
     finally:

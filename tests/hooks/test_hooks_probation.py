@@ -46,14 +46,22 @@ def died(folder: Path, generation: int, run: str = "serve", *, where: str = "in 
 
 
 def page(
-    folder: Path, generation: int, pid: int, run: str = "serve", *, going_on: int = 1, launched: int = 0, fault: int = 0
+    folder: Path,
+    generation: int,
+    pid: int,
+    run: str = "serve",
+    *,
+    going_on: int = 1,
+    launched: int = 0,
+    fault: int = 0,
+    parent: int = 1,
 ) -> Path:
     """The page of a process."""
     there = pages_of(folder)
     there.parent.mkdir(mode=0o700, exist_ok=True)
     there.mkdir(mode=0o700, exist_ok=True)
-    facts = {"run": run, "namespace": pid_namespace(), "start": life_of(pid)[1]}
-    path = there / f"{generation}-{pid}-1-{time.time_ns()}"
+    facts = {"run": run, "namespace": pid_namespace(), "start": life_of(pid)[1] if pid < 4000000 else "1"}
+    path = there / f"{generation}-{pid}-{parent}-{time.time_ns()}"
     state = struct.pack("iIII", going_on, launched, fault, 0)
     path.write_bytes((state + json.dumps(facts).encode()).ljust(4096, b"\0"))
     return path
@@ -285,6 +293,18 @@ def test_pages_of_another_container_are_judged_by_their_age_alone(
     monkeypatch.setattr(probation.clock, "now_s", lambda: now_s + 2 * TRIAL_S + 1)
 
     assert Probation(folder, "serve").refuses(7)
+
+
+def test_who_ends_in_good_order_leaves_marks_of_workers_that_another_container_numbers_as_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = page(folder, 7, 4000001, parent=os.getpid()), None
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "pid_namespace", lambda: "another 1")
+        theirs = page(folder, 7, 4000002, parent=os.getpid())
+    Probation(folder, "serve").leave()
+
+    assert not mine.exists() and theirs.exists()
 
 
 def test_a_folder_that_others_can_write_is_no_evidence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
