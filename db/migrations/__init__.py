@@ -2,8 +2,14 @@
 
 A new file is made from schema.sql, which holds what all steps leave (whole.py writes it): it has the same objects and
 records the same steps.  A step and the row that records it are one transaction under BEGIN IMMEDIATE and the lock
-file, so any number of starting processes apply it once and a failing step leaves nothing behind.  A released step is
-never edited.
+file, so any number of starting processes apply it once and a failing step leaves nothing behind.
+
+A step that is on the main branch is never edited, renamed or merged with its neighbours, whether or not a version with
+it was released: 0020 and those after it came after 0.2.0 was cut, but a home made by any commit since has recorded the
+steps that were there by name, and their number.  Of a merged step it would run all that it has once more, and a count
+that became smaller would make its database one of a newer version.  Nothing would be won: a new file is made from
+schema.sql, and runs none of them.
+
 `user_version` is the number of steps applied, so that a process that has nothing to do finds out with one PRAGMA.
 sqlite-utils (it brings pandas where that is installed) is imported for a file of an older version alone, and that is
 the daemon's and the commands' to bring up to date.

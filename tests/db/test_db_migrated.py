@@ -275,6 +275,52 @@ def test_steps_are_numbered_one_by_one() -> None:
     assert [int(step.name[:4]) for step in migrations.STEPS] == list(range(1, len(migrations.STEPS) + 1))
 
 
+# What databases of every commit so far have recorded as done: a step that is renamed or merged with another runs again
+RECORDED = [
+    "0001_initial",
+    "0002_views",
+    "0003_launch",
+    "0004_compiled",
+    "0005_rank",
+    "0006_recheck",
+    "0007_asked",
+    "0008_hint",
+    "0009_ingest",
+    "0010_frozen",
+    "0011_namespace",
+    "0012_others",
+    "0013_ingest_once",
+    "0014_problem_key",
+    "0015_reported",
+    "0016_summaries",
+    "0017_identity",
+    "0018_no_index_of_before",
+    "0019_invariant",
+    "0020_phases",
+    "0021_programs_of_0_1_0",
+    "0022_readable",
+    "0023_fleet",
+    "0024_role",
+    "0025_operators",
+    "0026_bytes_of_groups",
+    "0027_waited",
+]
+
+
+def test_a_database_made_after_any_step_comes_up_to_date_and_runs_none_twice() -> None:
+    assert [step.stem for step in migrations.STEPS[: len(RECORDED)]] == RECORDED
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+        migrations.apply(conn)
+        fresh = migrations._schema(conn)
+    for had in (12, *range(19, len(RECORDED))):  # 0.1.0 had 12 steps, 0.2.0 had 19
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+            migrations.make_by_steps(conn, to=had)
+            conn.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
+            conn.execute(f"PRAGMA user_version = {had}")
+            migrations.apply(conn)
+            assert migrations._schema(conn) == fresh and migrations.steps_of(conn) == migrations.SCHEMA, had
+
+
 def test_a_new_file_is_what_all_steps_leave() -> None:
     assert whole.FILE.read_text("utf-8") == whole.text(), "run: python -m gemmtuned.db.migrations.whole"
     held = []
