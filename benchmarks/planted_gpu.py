@@ -25,9 +25,12 @@ from gemmtuned.daemon.child.worker_main import device_of
 from gemmtuned.kernels import backends
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.backends.triton_ import TRITON
+from gemmtuned.kernels.triton.inline_ptx import inline_ptx
 
 PLANTED_K = 2048  # of the problem that the faults are offered for; the others are to be solved all the same
 Fault = Callable[[Run, Tensor, "Tensor | None"], Tensor]  # how a closure that is right is called, and made wrong
+
+_TRAP, _TRAP_OPERANDS = inline_ptx("=r same, r number", "trap; mov.u32 $same, $number;")
 
 
 @triton.jit
@@ -49,7 +52,7 @@ def spoil_each(counter, y, EVERY: tl.constexpr):
 
 @triton.jit
 def trap(place):
-    tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [tl.arange(0, 32)], tl.int32, is_pure=False, pack=1)
+    tl.inline_asm_elementwise(_TRAP, _TRAP_OPERANDS, [tl.arange(0, 32)], tl.int32, is_pure=False, pack=1)
 
 
 def _counter() -> Tensor:

@@ -110,15 +110,18 @@ def triton_version() -> str | None:
 
 
 def _moe_decode(backend: str, device: Device) -> Stamps:
-    """NVRTC's version, the architecture, the kernels' source; none on any other architecture."""
+    """NVRTC's version, the architecture, the kernels' source without comments; none on any other architecture."""
     if device.kind != "cuda":
         return {}
     from gemmtuned.kernels.cuda import moe_compile, moe_decode, nvrtc
+    from gemmtuned.kernels.cuda.kernel import without_comments
+    from gemmtuned.kernels.triton.source import code_of
 
     if not moe_compile.runs_on(device):
         return {}
     folder = Path(moe_decode.__file__).parent
-    text = moe_decode.text() + "".join((folder / name).read_text() for name in ("moe_run.py", "moe_compile.py"))
+    launched_by = (code_of((folder / name).read_text()) for name in ("moe_decode.py", "moe_run.py", "moe_compile.py"))
+    text = without_comments(moe_decode.text()) + "".join(launched_by)
     return {backend: f"{nvrtc.version()}/{device.arch}/{sha256(text.encode()).hexdigest()[:12]}"}
 
 

@@ -26,7 +26,7 @@ class CudaKernel(OwnKernel):
 
     def source_hash(self) -> str:
         """The hash of what is compiled, 12 hex digits: no comments, and no spaces at the ends of lines."""
-        return sha256("".join(map(_without_comments, self.samples())).encode()).hexdigest()[:12]
+        return sha256("".join(map(without_comments, self.samples())).encode()).hexdigest()[:12]
 
     def symbol(self, found: Any) -> str:
         """What the binary of a configuration calls its kernel; not in the source, so that stamps stay as they were."""
@@ -43,6 +43,7 @@ class CudaKernel(OwnKernel):
         return made
 
 
-def _without_comments(source: str) -> str:
+def without_comments(source: str) -> str:
+    """CUDA C++ as stamps cover it: without comments, empty lines, and spaces at the ends of lines."""
     code = re.sub(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or " ", source, flags=re.DOTALL)
     return "".join(f"{line.rstrip()}\n" for line in code.splitlines() if line.strip())

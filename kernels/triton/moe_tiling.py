@@ -23,6 +23,7 @@ from gemmtuned.kernels.arch import at_least_sm, is_among, shared_limit
 from gemmtuned.kernels.cuda.moe_compile import described
 from gemmtuned.kernels.cuda.moe_decode import Experts
 from gemmtuned.kernels.own_kernel import symbol
+from gemmtuned.kernels.triton.source import code_of
 
 NAME: Final = "moe_tiles"
 ARCHS: Final = ("sm_80+",)
@@ -235,10 +236,10 @@ def compile_candidate(candidate: Candidate, problem: Problem, arch: str) -> None
 
 @cache
 def source_hash() -> str:
-    """Of what is compiled and how it is launched."""
+    """Of what is compiled and how it is launched, comments aside."""
     here = Path(__file__)
     names = ("inline_ptx.py", "coded_weights.py", "moe_tiles.py", here.name, "moe_launch.py")
-    return sha256("".join(here.with_name(name).read_text() for name in names).encode()).hexdigest()[:12]
+    return sha256("".join(code_of(here.with_name(name).read_text()) for name in names).encode()).hexdigest()[:12]
 
 
 def _kernels() -> Any:

@@ -32,6 +32,11 @@ def parameters() -> dict[str, tuple[Parameter, ...]]:
     return {file.kernel: file.parameters() for file in _files().values() if file.kernel}
 
 
+def code_of(text: str) -> str:
+    """A whole file of Python without its comments and docstrings, for the stamps of what is launched by all of it."""
+    return "\n".join(map(_written, _without_docstrings(ast.parse(text)).body))
+
+
 def _files() -> dict[str, _File]:
     return {path.stem: _File(path) for path in sorted(Path(__file__).parent.glob("*.py"))}
 
@@ -103,6 +108,16 @@ def _without_docstring(node: ast.stmt) -> ast.stmt:
     body = node.body[1:] or [ast.Pass()]
     fields = {name: value for name, value in ast.iter_fields(node) if name != "body"}
     return ast.copy_location(ast.FunctionDef(**{**fields, "body": body}), node)
+
+
+def _without_docstrings(node: Any) -> Any:
+    """The same tree, in which neither it nor what it defines has a docstring."""
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(part, clean=False) is not None:
+            part.body = part.body[1:] or [ast.Pass()]
+    return node
 
 
 def _written(node: Any) -> str:

@@ -13,6 +13,7 @@ from gemmtuned.kernels.triton import inline_ptx, source
 from gemmtuned.kernels.triton.inline_ptx import moves
 
 FOLDER = Path(source.__file__).parent
+ROOT = Path(__file__).parents[2]
 NUMBERED = r"""\$ \{? \d  |  ["',] =?&? [frl] ,"""  # $8, ${8 + i}; "=r,r", "f,f"
 
 
@@ -49,8 +50,16 @@ def test_what_is_no_operand_is_refused(operands: str, text: str, reason: str) ->
         inline_ptx.inline_ptx(operands, text)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_no_operand_is_a_number_in_our_kernels(path: Path) -> None:
+def with_inline_ptx() -> list[Path]:
+    """All our kernels, and what has PTX of its own elsewhere."""
+    others = (
+        path for folder in ("benchmarks", "lab", "docs", "tests/support") for path in (ROOT / folder).rglob("*.py")
+    )
+    return [*sorted(FOLDER.glob("*.py")), *sorted(path for path in others if "inline_asm_" in path.read_text())]
+
+
+@pytest.mark.parametrize("path", with_inline_ptx(), ids=lambda path: path.stem)
+def test_no_operand_is_a_number_where_we_write_ptx(path: Path) -> None:
     found = re.search(NUMBERED, path.read_text(), re.VERBOSE)
 
     assert not found, f"{path.name}: {found and found[0]} is a number, or constraints without names: see inline_ptx.py"

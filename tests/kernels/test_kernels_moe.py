@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from gemmtuned.kernels import mixture
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import AheadBackend
 from gemmtuned.kernels.compile_candidate import compile_candidate
-from gemmtuned.kernels.cuda import moe_compile, nvrtc
+from gemmtuned.kernels.cuda import moe_compile, moe_decode, nvrtc
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.error import CAPS, R_FACTOR, SURE, Error, Spread, limits, measure_error, roundings
@@ -402,6 +403,45 @@ def test_copies_of_large_weights_lie_over_each_other(monkeypatch: pytest.MonkeyP
     inputs = [MOE.make(problem, kind="randn", seed=0, device=CPU, weights=w) for w in copies]
     y = [one.run(MOE.default(problem)) for one in inputs]
     assert torch.equal(y[0], y[1]) and torch.equal(y[0], y[2]) and y[0].any()
+
+
+def test_a_stamp_covers_all_that_a_mixtures_launches_are_made_of_and_no_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cuda"
+    shutil.copytree(moe_decode.SOURCE.parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(moe_decode, "SOURCE", folder / moe_decode.SOURCE.name)
+    monkeypatch.setattr(moe_decode, "__file__", str(folder / "moe_decode.py"))
+    monkeypatch.setattr(moe_decode, "text", moe_decode.text.__wrapped__)
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.0")
+
+    def stamp() -> str:
+        return BACKENDS["moe_decode"].stamps(Device("cuda-x", "cuda", "x", "sm_90", 132))["moe_decode"]
+
+    first = stamp()
+    assert first.startswith("13.0/sm_90/")
+    in_c = (
+        "moe_decode.cu",
+        "sixteen_bit.cuh",
+        "moe_ring.cuh",
+        "moe_routing.cuh",
+        "moe_weights.cuh",
+        "cluster_sums.cuh",
+    )
+    for file in (*in_c, "moe_decode.py", "moe_run.py", "moe_compile.py"):
+        before = (folder / file).read_text()
+        is_c = file in in_c
+        (folder / file).write_text(before + ("\n#define NEW\n" if is_c else "\nNEW = 1\n"))
+        assert stamp() != first, file
+        said = (
+            before.replace("//", "// Now in other words.", 1)
+            if is_c
+            else before.replace('"""', '"""In other words. ', 1)
+        )
+        assert said != before
+        (folder / file).write_text(said + ("\n// a comment\n" if is_c else "\n# a comment\n"))
+        assert stamp() == first, f"{file}: what is said of it is no part of it"
+        (folder / file).write_text(before)
 
 
 def test_the_two_launches_are_offered_on_sm_90_alone() -> None:

@@ -90,8 +90,10 @@ def test_its_stamp_covers_all_files_that_its_kernels_are_made_of(
 
     for file in ("moe_tiles.py", "coded_weights.py", "inline_ptx.py", "moe_tiling.py", "moe_launch.py"):
         before = (folder / file).read_text()
-        (folder / file).write_text(before + "\n")
+        (folder / file).write_text(before + "\nTHIS_IS = 'new'\n")
         assert moe_tiling.source_hash.__wrapped__() != first, file
+        (folder / file).write_text(before.replace('"""', '"""Now in other words. ', 1) + "\n# a comment\n")
+        assert moe_tiling.source_hash.__wrapped__() == first, f"{file}: what is said of it is no part of it"
         (folder / file).write_text(before)
     (folder / "gemv.py").unlink()
     assert moe_tiling.source_hash.__wrapped__() == first
