@@ -101,7 +101,7 @@ struct Cuda {
 #undef GEMMTUNED_ON_CUDA
 
   // These operators are not torch's public interface, or not in all its versions: each is registered where it can be called
-  // so (install.h). T is Tensor, made dependent so that another signature is no error.
+  // so (operator_list.h). T is Tensor, made dependent so that another signature is no error.
 
   // Products whose result has a wider type than their operands.
   template <class T>
@@ -157,6 +157,16 @@ struct Cuda {
                          Type, Ints, bool);
     using Out = Tensor&(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&,
                         Type, Ints, bool, Tensor&);
+
+    // Torch's function, where it takes what these do; T makes that a question and no error (operator_list.h).
+    template <class T>
+    static constexpr Plain* as_plain(Plain* torchs) {
+      return torchs;
+    }
+    template <class T>
+    static constexpr Out* as_out(Out* torchs) {
+      return torchs;
+    }
 
     template <Plain* Stock>
     static Tensor plain(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,

@@ -121,6 +121,12 @@ struct ScaledGroupedV2 {
   using Plain = Tensor(const Tensor&, const Tensor&, Scales, Ints, Ints, Scales, Ints, Ints, const OptionalTensor&,
                        const OptionalTensor&, Type, Ints, bool);
 
+  // As ScaledV2's.
+  template <class T>
+  static constexpr Plain* as_plain(Plain* torchs) {
+    return torchs;
+  }
+
   template <Plain* Stock>
   static Tensor plain(const Tensor& a, const Tensor& b, Scales scale_a, Ints recipe_a, Ints swizzle_a, Scales scale_b,
                       Ints recipe_b, Ints swizzle_b, const OptionalTensor& offsets, const OptionalTensor& bias,

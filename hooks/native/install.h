@@ -31,46 +31,19 @@ void add_to(torch::Library& library, const char* operation) {
 }
 
 #ifdef GEMMTUNED_CUDA
-// Operators of torch's own use, as far as this torch calls them as we do. T is Tensor.
-template <class Take, class T>
-void list_private(std::vector<Installable>&, const Take& take, const T& t) {
-  using Type = at::ScalarType;
-  const Type d{};
-  const Scalar one = 1;
-  if constexpr (requires { at::cuda::mm(t, t, d); }) take("mm.dtype", add_to<&Cuda::mm_dtype<T>>);
-  if constexpr (requires { at::cuda::bmm(t, t, d); }) take("bmm.dtype", add_to<&Cuda::bmm_dtype<T>>);
-  if constexpr (requires { at::cuda::addmm(t, t, t, d, one, one); }) take("addmm.dtype", add_to<&Cuda::addmm_dtype<T>>);
-  if constexpr (requires { at::cuda::baddbmm(t, t, t, d, one, one); })
-    take("baddbmm.dtype", add_to<&Cuda::baddbmm_dtype<T>>);
-  [[maybe_unused]] const OptionalTensor o;
-  [[maybe_unused]] const std::optional<Type> od;
-#ifdef GEMMTUNED_SCALED_MM
-  if constexpr (requires { at::cuda::_scaled_mm(t, t, t, t, o, o, od, true); }) {
-    take("_scaled_mm", add_to<&Cuda::scaled_mm<T>>);
-    take("_scaled_mm.out", add_to<&Cuda::scaled_mm_out<T>>);
-  }
-#endif
-#ifdef GEMMTUNED_SCALED_MM_V2
-  using V2 = Cuda::ScaledV2;
-  constexpr auto plain = at::cuda::_scaled_mm_v2;
-  constexpr auto outf = at::cuda::_scaled_mm_v2_outf;
-  if constexpr (std::is_same_v<decltype(plain), V2::Plain* const> && std::is_same_v<decltype(outf), V2::Out* const>) {
-    take("_scaled_mm_v2", add_to<&V2::plain<plain>>);
-    take("_scaled_mm_v2.out", add_to<&V2::out<outf>>);
-  }
-#endif
-#ifdef GEMMTUNED_GROUPED_MM
-  if constexpr (requires { at::cuda::_grouped_mm(t, t, o, o, od); }) take("_grouped_mm", add_to<&grouped_mm<T>>);
-#endif
-#ifdef GEMMTUNED_SCALED_GROUPED_MM
-  if constexpr (requires { at::cuda::_scaled_grouped_mm(t, t, t, t, o, o, o, od, true); })
-    take("_scaled_grouped_mm", add_to<&scaled_grouped_mm<T>>);
-#endif
-#ifdef GEMMTUNED_SCALED_GROUPED_MM_V2
-  constexpr auto groups = at::cuda::_scaled_grouped_mm_v2;
-  if constexpr (std::is_same_v<decltype(groups), ScaledGroupedV2::Plain* const>)
-    take("_scaled_grouped_mm_v2", add_to<&ScaledGroupedV2::plain<groups>>);
-#endif
+// Those of GPUs alone, as far as this torch has them as the list calls them. T is Tensor, of which all depends: what this
+// torch has otherwise is left out, and no error.
+template <class T, class Take>
+void list_of_gpus(const Take& take) {
+  [[maybe_unused]] const T t;
+  [[maybe_unused]] const at::ScalarType type{};
+  [[maybe_unused]] const Scalar one = 1;
+  [[maybe_unused]] const OptionalTensor none;
+  [[maybe_unused]] const std::optional<at::ScalarType> unsaid;
+#define GEMMTUNED_TAKE_OF_GPU(operation, ours, called) \
+  if constexpr (requires { called; }) take(operation, add_to<&ours>);
+  GEMMTUNED_GPU_OPERATORS(GEMMTUNED_TAKE_OF_GPU)
+#undef GEMMTUNED_TAKE_OF_GPU
 }
 #endif
 
@@ -102,7 +75,7 @@ void list_operators(std::vector<Installable>& all) {
   }
 #undef GEMMTUNED_TAKE
 #ifdef GEMMTUNED_CUDA
-  if constexpr (std::is_same_v<Device, Cuda>) list_private(all, take, Tensor());
+  if constexpr (std::is_same_v<Device, Cuda>) list_of_gpus<Tensor>(take);
 #endif
 }
 

@@ -221,7 +221,7 @@ class Native(OurThread):
         return {**self.left, **over}
 
     def operators(self) -> Iterator[str]:
-        """Names of the operators that we can stand in front of, "CPU aten::mm.out": operator_list.h, and GPUs' more."""
+        """Names of the operators that we can stand in front of, "CPU aten::mm.out", as operator_list.h has them."""
         number = 0
         while name := self._lib.gt_operator(number):
             yield name.decode()
