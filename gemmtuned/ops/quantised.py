@@ -80,7 +80,7 @@ def gemm_a8w8_bpreshuffle(
 ) -> Tensor:
     """As gemm_a8w8, of a weight that `shuffle_weight` has shuffled.
 
-    Up to 16 rows of XQ there is a kernel for sm_90 that reads that order (`shuffled.py`); for all else it is turned
+    Up to 1024 rows of XQ there are kernels for sm_90 that read that order (`shuffled.py`); for all else it is turned
     back at every call: keep the plain weight where you can.
     check is taken and not used: operands are always checked.
     Raises GemmtunedError for a weight without the mark of `shuffle_weight`.

@@ -1,7 +1,7 @@
 """gemmtuned::shuffled_scaled_mm: an 8-bit product of a weight in AITER's order as one operator, which a kernel serves.
 
 Without a solution the weight is turned back, and its product is that of a plain one.  So it is where X has more rows
-than the kernel takes: the product of the plain copy is then tuned by itself.
+than kernels take: the product of the plain copy is then tuned by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gemmtuned.configs.tunable import SHUFFLED_ROWS
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.integers import scaled_int_product_into
 from gemmtuned.kernels.scaled_by_torch import block_product
@@ -20,8 +21,6 @@ from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_transforms
 from gemmtuned.ops.quantised_arguments import by_row, wants_derivatives
 from gemmtuned.ops.shuffle import tile_of
-
-MOST_ROWS: Final = 16  # of X that kernels of ours take
 
 
 def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
@@ -69,6 +68,6 @@ def can_be_read(x: Any, w: Any, *others: Any) -> bool:
         return False
     if w.element_size() != 1 or not w.is_contiguous() or tile_of(w) != (TILE_ROWS, TILE_K, RUN):
         return False
-    if not activate.is_active() or not has_few_rows(x.shape[0], MOST_ROWS) or wants_derivatives(*given):
+    if not activate.is_active() or not has_few_rows(x.shape[0], SHUFFLED_ROWS) or wants_derivatives(*given):
         return False
     return torch.compiler.is_compiling() or (all(type(t) in PLAIN for t in given) and nobody_transforms())

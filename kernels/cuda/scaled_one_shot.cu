@@ -17,11 +17,12 @@
 // Of int8, zero points are subtracted from whole sums, before the scales: where ZERO is 2, zx[token] * sums[row of W];
 // where it is 1, sums[row of W], which one zero point is multiplied into.
 //
-// scaled_one_shot.py defines N, K (a multiple of 16), ROWS, PARTS, DEPTH, TOKENS (a multiple of 16), GROUPS (of 64
-// tokens), HALVES, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO, BIAS, NAME, CLUSTER,
-// OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `mma`, `pair_of` and `value`.
-// NVRTC compiles this without any header. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them: both operands
-// K-major, rows of 128 bytes, swizzled by 128.
+// scaled_one_shot.py defines N, K (a multiple of 16; where W is shuffled 32, and N of 16), ROWS, PARTS, DEPTH, TOKENS (a
+// multiple of 16), GROUPS (of 64 tokens), HALVES, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO,
+// SHUFFLED (W lies in AITER's order), BIAS, NAME, CLUSTER, OF_ZERO and ITS_ZERO (its parameters, and what passes them on)
+// and, in place of OF_THIS_TYPE, `mma`, `pair_of` and `value`.
+// NVRTC compiles this without any header but its part. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them:
+// both operands K-major, rows of 128 bytes, swizzled by 128.
 #define TENSOR 0
 #define ROW 1
 #define BLOCK 2
@@ -43,10 +44,12 @@ typedef float4 FourSums;
 constexpr int STEPS = (K + 127) / 128, MOST = (STEPS + PARTS - 1) / PARTS;  // in all; of a thread block, or one less
 constexpr int TAIL = K % 128;                                              // of K in the last step; 0 when it is whole
 constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;                // of a step
+constexpr int W_STEP = SHUFFLED ? 16 * 128 : 128;                          // bytes of W from one to the next
 constexpr int S_BYTES = SCALES == BLOCK ? TOKENS * 4 + 16 : 0;             // a scale for each token, then two of W
 constexpr int WARP_GROUPS = GROUPS * HALVES, THREADS = 128 * WARP_GROUPS, WARPS = 4 * WARP_GROUPS;
 constexpr int MINE = ROWS / HALVES;                                        // rows of W that a warp group multiplies
 constexpr int ROUND = 16 * WARP_GROUPS, ROUND_BYTES = ROUND * 128;         // rows that the threads copy at a time
+constexpr int W_ROW_BYTES = SHUFFLED ? 16 : 128;                           // from one to the next in shared memory
 constexpr int W_ROUNDS = (ROWS + ROUND - 1) / ROUND, X_ROUNDS = (TOKENS + ROUND - 1) / ROUND;
 constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                            // of sums, that a thread block sends
 constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                          // units that a thread block adds up
@@ -58,14 +61,6 @@ __device__ __forceinline__ u32 in_block(u32 address, u32 rank) {  // the same ad
   u32 there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
-}
-__device__ __forceinline__ void copy16_if(bool there, u32 to, const char* from, u32 bytes) {  // the rest becomes zero
-  asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there cp.async.cg.shared.global [%0], [%1], 16, %3;}"
-               ::"r"(to), "l"(from), "r"((u32)there), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copy4_if(bool there, u32 to, const float* from) {
-  asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there cp.async.ca.shared.global [%0], [%1], 4;}"
-               ::"r"(to), "l"(from), "r"((u32)there) : "memory");
 }
 __device__ __forceinline__ void all_here() { asm volatile("bar.sync 0;" ::: "memory"); }
 __device__ __forceinline__ void expect(u32 barrier, u32 arrivals) {
@@ -79,15 +74,17 @@ __device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
                ::"r"(barrier), "r"(phase) : "memory");
 }
 // A matrix in shared memory as wgmma describes it: address / 16, and above it the bits for "rows of eight are 1024 bytes
-// apart" (64 << 32), "the leading dimension is not used" (1 << 16), "swizzled by 128" (1 << 62).
-__device__ __forceinline__ u64 operand(u32 at) { return (u64)((at >> 4) & 0x3fff) | 0x4000004000010000ull; }
+// apart" (64 << 32), "the leading dimension is not used" (1 << 16), "swizzled by 128" (1 << 62). A shuffled W is not
+// swizzled: rows of eight are 128 bytes apart, and 16 bytes of K are as far from the next ones as all rows take.
+constexpr u64 OF_X = 0x4000004000010000ull, OF_W = SHUFFLED ? 8ull << 32 | (u64)ROWS << 16 : OF_X;
+__device__ __forceinline__ u64 operand(u32 at, u64 how) { return (u64)((at >> 4) & 0x3fff) | how; }
 
 // sums (+)= a step of X and W: four products of 32 of K. afresh: what the sums were does not count.
 __device__ __forceinline__ void multiply(Sum* sums, u32 x, u32 w, bool afresh) {
-  u64 a = operand(x), b = operand(w);
+  u64 a = operand(x, OF_X), b = operand(w, OF_W);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-  for (int i = 0; i < 4; i++) mma(sums, a + 2 * i, b + 2 * i, i > 0 || !afresh);
+  for (int i = 0; i < 4; i++) mma(sums, a + 2 * i, b + (SHUFFLED ? 2 * ROWS : 2) * i, i > 0 || !afresh);
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 // The compiler must not move reads of sums that a product writes to before the wait for it.
@@ -107,34 +104,7 @@ __device__ __forceinline__ void promote(Sum* sums, Sum* step, float low, float h
   }
 }
 
-struct Copies {  // what one thread copies of a step, 16 bytes each: where that begins, and its place in shared memory
-  u64 w[W_ROUNDS], x[X_ROUNDS];
-  u32 to;
-  int rows, tokens;    // that there are from its first one on: no others are read, and their sums are never stored
-  int chunk;           // of eight in a row of a step
-  const float* scale;  // of the first step, and
-  int next_scale;      // how far the next step's is
-};
-// step: counted from the thread block's first one. last: it is the last of K.
-__device__ __forceinline__ void load(const Copies& my, const char* w, const char* x, u32 w_slot, u32 x_slot, u32 s_slot,
-                                     int step, bool last) {
-  const u32 bytes = TAIL == 0 || !last || my.chunk * 16 < TAIL ? 16 : 0;
-  w += step * 128, x += step * 128;
-#pragma unroll
-  for (int i = 0; i < W_ROUNDS; i++)
-    if (ROWS % ROUND == 0 || i < W_ROUNDS - 1 || threadIdx.x < ROWS % ROUND * 8)
-      copy16_if(N % ROWS == 0 || i * ROUND < my.rows, w_slot + my.to + i * ROUND_BYTES, w + my.w[i], bytes);
-#pragma unroll
-  for (int i = 0; i < X_ROUNDS; i++)
-    if (TOKENS % ROUND == 0 || i < X_ROUNDS - 1 || threadIdx.x < TOKENS % ROUND * 8)
-      copy16_if(i < X_ROUNDS - 1 || i * ROUND < my.tokens, x_slot + my.to + i * ROUND_BYTES, x + my.x[i], bytes);
-  if (SCALES == BLOCK) {
-    const int of = threadIdx.x;
-    const float* scale = my.scale + (long long)step * my.next_scale;
-    copy4_if(of < TOKENS, s_slot + of * 4, scale);  // of X
-    copy4_if(of >= TOKENS && of < TOKENS + 2, s_slot + of * 4, scale);  // of W
-  }
-}
+#include "scaled_one_shot_copies.cuh"  // scaled_one_shot.py puts its text here
 
 __device__ __forceinline__ void ask_for(const void* at) {  // what is read at the very end
   asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
@@ -176,7 +146,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   const int last_step = STEPS - 1 - first_step;
 
   const int first_token = blockIdx.y * TOKENS;
-  w += (u64)tile * ROWS * ldw + first_step * 128, x += (u64)first_token * ldx + first_step * 128;
+  w += SHUFFLED ? (u64)first_step * W_STEP : (u64)tile * ROWS * ldw + first_step * W_STEP;
+  x += (u64)first_token * ldx + first_step * 128;
   const int next_token = BY_TOKEN ? ldsx : 1, next_step = BY_TOKEN ? 1 : ldsx;  // how far their scales of X are
   sx += SCALES == TENSOR || SCALES == W_ROW ? 0 : (long long)first_token * next_token;
 #if ZERO == 2
@@ -186,9 +157,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   const int from = thread / 8;
   Copies my;
   my.chunk = thread % 8, my.to = from * 128 + ((my.chunk ^ (from & 7)) << 4);
-  my.rows = N - tile * ROWS - from, my.tokens = m - from;
+  my.w_from = SHUFFLED ? thread / 128 * 16 + thread % 16 : from, my.w_chunk = SHUFFLED ? thread / 16 % 8 : my.chunk;
+  my.w_to = SHUFFLED ? (my.w_chunk * ROWS + my.w_from) * 16 : my.w_from * 128 + ((my.w_chunk ^ (my.w_from & 7)) << 4);
+  my.rows = N - tile * ROWS - my.w_from, my.tokens = m - from;
 #pragma unroll
-  for (int i = 0; i < W_ROUNDS; i++) my.w[i] = (u64)(from + i * ROUND) * ldw + my.chunk * 16;
+  for (int i = 0; i < W_ROUNDS; i++) {
+    const int row = my.w_from + i * ROUND, in_w = tile * ROWS + row;
+    my.w[i] = SHUFFLED ? (u64)(in_w / 16 * 16) * ldw + my.w_chunk * 256 + in_w % 16 * 16 : (u64)row * ldw + my.chunk * 16;
+  }
 #pragma unroll
   for (int i = 0; i < X_ROUNDS; i++) my.x[i] = (u64)min(from + i * ROUND, m - 1) * ldx + my.chunk * 16;
   if (SCALES == BLOCK) {
@@ -246,7 +222,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   Sum sums[MINE / 2];
 #pragma unroll
   for (int i = 0; i < MINE / 2; i++) sums[i] = 0;
-  const u32 x_mine = xs + group / HALVES * 64 * 128, w_mine = ws + half * MINE * 128;
+  const u32 x_mine = xs + group / HALVES * 64 * 128, w_mine = ws + half * MINE * W_ROW_BYTES;
   const int my_token = token_warp * 16 + lane / 4;
   int slot = 0, phase = 0, free = DEPTH - 2;  // where the next step is, and where the one before the last one was
   auto next = [&](int i) {                    // step i is being multiplied: ask for another one

@@ -1,10 +1,10 @@
 """One shot for 8-bit operands with scales, M up to 256 on sm_90 (scaled_one_shot.cu).
 
 Runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor or one a row; fp8 also with one
-for each block of 128, int8 with zero points of X.  Products of fp8 are summed up in fp32 every 128 of K; only where the
-problem allows the tensor core's shorter sums (`math_mode` is `reduced`) and a tile has more rows than there are
-registers for two sums, they are not.  Sums of int8 are whole numbers of 32 bits; it is offered from M = 9 on, for fewer
-scaled_fragments.py is.
+for each block of 128, int8 with zero points of X; W also in AITER's order, and then M up to 1024, since torch has to
+turn such a weight back.  Products of fp8 are summed up in fp32 every 128 of K; only where the problem allows the tensor
+core's shorter sums (`math_mode` is `reduced`) and a tile has more rows than there are registers for two sums, they are
+not.  Sums of int8 are whole numbers of 32 bits; it is offered from M = 9 on, for fewer scaled_fragments.py is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Final
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import MAX_CLUSTER, Axis, KernelLaunch
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import SHUFFLED_ROWS
 from gemmtuned.kernels.arch import filled, shared_limit
-from gemmtuned.kernels.cuda import scaled
+from gemmtuned.kernels.cuda import nvrtc, scaled
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
 from gemmtuned.kernels.estimates import fits
@@ -74,6 +75,7 @@ class ScaledOneShot:
     kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
     tile.  parts: of K, as many thread blocks as a cluster has.  tokens: of X, in a tile.  halves: warp groups that
     share the rows.  int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
+    shuffled: W, as AITER does it.
     """
 
     m: int
@@ -90,6 +92,7 @@ class ScaledOneShot:
     int8: bool = False
     by_token: bool = False
     zero: int = 0
+    shuffled: bool = False
 
     @property
     def at_once(self) -> tuple[int, ...]:
@@ -157,7 +160,8 @@ class ScaledOneShot:
             grid=(Axis("w.size0", self.rows), Axis("x.size0", self.tokens), Axis("", 1)),
             arguments=scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero),
             conditions=scaled.conditions(
-                self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token, zero=self.zero
+                self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token, zero=self.zero,
+                shuffled=self.shuffled,
             ),
         )  # fmt: skip
 
@@ -167,7 +171,7 @@ class ScaledOneShot:
             "N": self.n, "K": self.k, "ROWS": self.rows, "PARTS": self.parts, "DEPTH": self.depth,
             "TOKENS": self.tokens, "GROUPS": self.groups, "HALVES": self.halves, "SCALES": self.kind,
             "PROMOTED": int(self.promoted), "INT8": int(self.int8), **scaled.zero_defines(self.zero),
-            "BY_TOKEN": int(self.by_token), "BIAS": int(self.bias), "NAME": NAME,
+            "SHUFFLED": int(self.shuffled), "BY_TOKEN": int(self.by_token), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
@@ -177,7 +181,8 @@ class ScaledOneShot:
 
 def check(problem: Problem) -> None:
     """Raise CandidateFailed when the kernel is not written for this problem."""
-    scaled.check(problem, NAME, MAX_M, TYPES)
+    most = SHUFFLED_ROWS if problem.weight_state == "shuffled" else MAX_M
+    scaled.check(problem, NAME, most, TYPES, shuffled=True)
     if problem.n % 2:
         raise CandidateFailed(f"{problem} {NAME}: it stores two columns at a time, N is no multiple of 2")
 
@@ -252,7 +257,7 @@ def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves:
         return None
     one = ScaledOneShot(
         p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, parts, tokens, halves, int8, scaled.by_token(p),
-        scaled.zero_of(p),
+        scaled.zero_of(p), p.weight_state == "shuffled",
     )  # fmt: skip
     if one.groups * halves > MAX_GROUPS or one.fitting < min(one.most, _LEAST_DEPTH):
         return None
@@ -290,11 +295,12 @@ def _samples() -> Iterator[str]:
         for zero, kind in ((1, "W_ROW"), (2, "ROW")):
             yield ScaledOneShot(64, 64, 1024, True, out, kind, False, 40, 2, 64, 1, int8=True, zero=zero).source()
         yield ScaledOneShot(64, 64, 1024, True, out, "BLOCK", True, 8, 2, 64, 1, by_token=True).source()
+        yield ScaledOneShot(64, 64, 1024, True, out, "ROW", False, 8, 2, 64, 1, shuffled=True).source()
 
 
 @cache
 def _text() -> str:
-    return SOURCE.read_text()
+    return nvrtc.text_of(SOURCE)
 
 
 def _product_of(one: ScaledOneShot) -> str:
@@ -307,7 +313,7 @@ def _product_of(one: ScaledOneShot) -> str:
         said += (
             f"wgmma.mma_async.sync.aligned.m64n{rows}k32.{types} {{{registers}}}, %{n}, %{n + 2 + i}, add{negations}; "
         )
-        operands.append(f'"l"(b + {row * STEP_K // 16})' if row else '"l"(b)')
+        operands.append(f'"l"(b + {row * (1 if one.shuffled else STEP_K // 16)})' if row else '"l"(b)')
         row += rows
     values = ", ".join(f'"+{of_sum}"(sums[{i}])' for i in range(n))
     return (

@@ -8,6 +8,7 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_int8.py`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,7 +138,10 @@ SHUFFLED = [
         family="scaled", m=m, n=n, k=k, bias=m == 8, dtype=dtype, out_dtype="bf16", weight_state="shuffled",
         scale=scale, wscale="128x128" if scale == "1x128" else scale, scale_layout="row",
     )
-    for m, n, k in ((1, 576, 7168), (3, 2112, 7168), (8, 4096, 4096), (16, 24576, 1536), (16, 320, 672))
+    for m, n, k in (
+        (1, 576, 7168), (3, 2112, 7168), (8, 4096, 4096), (16, 24576, 1536), (16, 320, 672),
+        (17, 2112, 7168), (64, 320, 672), (130, 4096, 4096), (1000, 576, 7168),
+    )
     for dtype, scale in (("i8", "row"), ("i8", "tensor"), ("fp8_e4m3", "row"), ("fp8_e4m3", "1x128"))
     if not (scale == "1x128" and m == 8)
 ]  # fmt: skip
@@ -147,7 +151,10 @@ SHUFFLED = [
 def test_weights_in_aiters_order_pass_the_gate_and_are_served(program: Program, p: Problem) -> None:
     kernels = {}
     with as_called(p):
-        for c in [c for c in BACKENDS["cuda"].candidates(p) if c.kernel == "scaled_fragments"][:6]:
+        offered = list(BACKENDS["cuda"].candidates(p))
+        assert {c.kernel for c in offered} >= {"scaled_fragments" if p.m <= 16 else "scaled_one_shot"}
+        by_kernel = ([c for c in offered if c.kernel == name][:6] for name in ("scaled_fragments", "scaled_one_shot"))
+        for c in itertools.chain(*by_kernel):
             with contextlib.suppress(CandidateFailed):  # it spills registers
                 kernels[c] = BACKENDS["cuda"].prepare(c, p)
         assert len(kernels) >= 2

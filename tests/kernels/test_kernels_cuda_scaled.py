@@ -53,9 +53,10 @@ OVER_FP32 = (16, 8, 2816, 8, 2, 16, 1, 4)  # 22 steps, each of 2 million and mor
 def config(
     m: int, n: int, k: int, rows: int, parts: int, tokens: int, halves: int, depth: int, *, kind: str, promoted: bool,
     bias: bool = True, out: str = "bf16", int8: bool = False, by_token: bool = False, zero: int = 0,
+    shuffled: bool = False,
 ) -> ScaledOneShot:  # fmt: skip
     form = type("OfDepth", (ScaledOneShot,), {"depth": depth}) if depth else ScaledOneShot
-    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves, int8, by_token, zero)
+    return form(m, n, k, bias, out, kind, promoted, rows, parts, tokens, halves, int8, by_token, zero, shuffled)
 
 
 def of_int8(shape: tuple[int, ...], kind: str = "ROW", *, bias: bool = True, zero: int = 0) -> ScaledOneShot:
@@ -149,6 +150,51 @@ def test_a_fault_in_the_one_scale_of_x_beside_those_of_w_is_seen() -> None:
     assert not torch.equal(y, exact)
 
 
+# N a multiple of 16, K one of 32; tiles that begin within one of AITER's, and end past the last row
+SHUFFLED = [
+    (17, 48, 640, 24, 2, 32, 1, 0),
+    (33, 32, 896, 40, 7, 48, 1, 0),
+    (150, 48, 1152, 24, 1, 80, 1, 4),  # two groups of tokens, a ring
+    (60, 64, 1664, 48, 2, 64, 2, 4),
+    (20, 16, 1056, 32, 2, 32, 2, 4),  # K that ends within a step
+    (9, 80, 416, 40, 2, 16, 1, 0),  # of int8 two products
+]
+
+
+@pytest.mark.part(3)
+@pytest.mark.parametrize(("kind", "int8"), [("ROW", False), ("TENSOR", True), ("BLOCK", False)])
+@pytest.mark.parametrize("shape", SHUFFLED, ids=str)
+def test_a_weight_in_aiters_order_is_read_as_it_lies(shape: tuple[int, ...], kind: str, int8: bool) -> None:
+    one = config(*shape, kind=kind, promoted=not int8, bias=shape[0] % 2 > 0, int8=int8, shuffled=True)
+    y, exact = run(one, kernel.KERNEL)
+    assert torch.equal(y, exact)
+
+
+SHUFFLED_FAULTS = {
+    "another run of a tile": (0, "my.w_chunk * 256 +", "(my.w_chunk ^ 1) * 256 +"),
+    "the step of a plain weight": (0, "SHUFFLED ? 16 * 128 : 128", "128"),
+    "another row of a tile": (0, "in_w % 16 * 16", "(in_w + 1) % 16 * 16"),
+    "a tile of W that begins with one of AITER's": (0, "in_w = tile * ROWS + row", "in_w = tile * 16 + row"),
+    "the tail of W is dropped": (4, "my.w_chunk * 16 < TAIL", "my.w_chunk * 16 < TAIL - 16"),
+    "the tail of W is read": (4, "my.w_chunk * 16 < TAIL ? 16 : 0", "true ? 16 : 16"),
+    "rows of eight too far apart": (0, "8ull << 32", "16ull << 32"),
+    "the next 16 bytes of K too near": (1, "(u64)ROWS << 16", "(u64)(ROWS - 8) << 16"),
+    "the next 32 of K too near": (1, "2 * ROWS : 2", "ROWS : 2"),
+    "both halves the same rows": (3, "half * MINE * W_ROW_BYTES", "0"),
+    "as if it were plain": (0, "#define SHUFFLED 1", "#define SHUFFLED 0"),
+}
+
+
+@pytest.mark.parametrize("fault", SHUFFLED_FAULTS)
+def test_a_fault_in_aiters_order_is_seen(fault: str) -> None:
+    shape, what, instead = SHUFFLED_FAULTS[fault]
+    with pytest.raises(ptx.Wrong):
+        y, exact = run(config(*SHUFFLED[shape], kind="ROW", promoted=True, shuffled=True), kernel.KERNEL,
+                       change=(what, instead))  # fmt: skip
+        if not torch.equal(y, exact):
+            raise ptx.Wrong("far off")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[8], SHAPES[11], TWO_PRODUCTS], ids=str)
 def test_warps_of_int8_may_run_ahead(shape: tuple[int, ...]) -> None:
@@ -170,6 +216,8 @@ PLAIN, RING, TAIL, HALVES = SHAPES[2], SHAPES[6], SHAPES[13], SHAPES[11]
 FAULTS = {
     "the tail of K is read": (TAIL, "my.chunk * 16 < TAIL ? 16 : 0", "true ? 16 : 16"),
     "the tail of K is dropped": (TAIL, "my.chunk * 16 < TAIL", "my.chunk * 16 < TAIL - 16"),
+    "the tail of W is read": (TAIL, "my.w_chunk * 16 < TAIL ? 16 : 0", "true ? 16 : 16"),
+    "the tail of W is dropped": (TAIL, "my.w_chunk * 16 < TAIL", "my.w_chunk * 16 < TAIL - 16"),
     "a scale of the step before": (PLAIN, "add(before, before_at)", "add(before, slot)"),
     "one scale for all tokens": (PLAIN, "low = scale[my_token % TOKENS]", "low = scale[0]"),
     "the first scale of W for all rows": (ACROSS, "second = scale[TOKENS + 1]", "second = scale[TOKENS]"),
@@ -178,7 +226,7 @@ FAULTS = {
     "scales of W not waited for": (PLAIN, "wait_for(loaded + 8 * slot, phase);\n      multiply(now", "multiply(now"),
     "the last step is not added": (PLAIN, "      add(one, before_at);", "      ;"),
     "sums of the step before stay": (PLAIN, "w_mine + slot * W_BYTES, true)", "w_mine + slot * W_BYTES, false)"),
-    "both halves the same rows": (HALVES, "w_mine = ws + half * MINE * 128", "w_mine = ws"),
+    "both halves the same rows": (HALVES, "w_mine = ws + half * MINE * W_ROW_BYTES", "w_mine = ws"),
     "added before it is there": (RING, "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
     "scales of tokens past the last": ((5, 24, 512, 24, 2, 64, 1, 0), "min(thread, m - 1)", "thread"),
 }  # fmt: skip
@@ -215,7 +263,7 @@ INT8_FAULTS = {
     "operands not waited for": (PLAIN, "wait_for(loaded + 8 * slot, phase);\n      multiply(sums", "multiply(sums"),
     "a product not waited for": (PLAIN, "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
     "written over before it is read": (RING, "free = DEPTH - 2;", "free = DEPTH - 1;"),
-    "both halves the same rows": (HALVES, "w_mine = ws + half * MINE * 128", "w_mine = ws"),
+    "both halves the same rows": (HALVES, "w_mine = ws + half * MINE * W_ROW_BYTES", "w_mine = ws"),
     "the second product of the first rows": (TWO_PRODUCTS, '"l"(b + 256)', '"l"(b)'),
     "sums are not brought over to fp32": (PLAIN, "first = (float)sum", "first = __int_as_float(sum)"),
 }
@@ -237,6 +285,7 @@ OFFERED = [
     {"dtype": "i8", "scale": "row+zero"},
     {"math_mode": "ieee"},
     {"scale": "1x128", "scale_layout": "col"},
+    {"weight_state": "shuffled"},
 ]
 
 
@@ -276,7 +325,8 @@ def test_products_of_a_step_are_under_way_while_the_one_before_is_added(kind: di
 @pytest.mark.parametrize(
     "other",
     [
-        {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "shuffled"},
+        {"dtype": "fp8_e5m2"}, {"out_dtype": "fp32"}, {"layout": "nn"}, {"weight_state": "packed"},
+        {"weight_state": "shuffled", "n": 40}, {"weight_state": "shuffled", "k": 528},
         {"scale": "1x32"}, {"scale": "row", "wscale": "tensor"}, {"scale": "1x128", "wscale": "1x128"},
         {"scale": "1x128", "scale_layout": "other"}, {"scale": "1x128", "wscale_layout": "col"},
         {"m": 257}, {"k": 520}, {"n": 63}, {"batch": 2}, {"dtype": "i8", "scale": "1x128", "scale_layout": "col"},

@@ -118,7 +118,7 @@ class Product:
 
 
 class WarpGroups(ThreadBlock):
-    """A thread block with wgmma: sums in fp32, of int8 in s32; operands in shared memory, K-major, swizzled by 128."""
+    """A thread block with wgmma: sums in fp32, of int8 in s32; operands in shared memory, K-major."""
 
     def __init__(self, code: Code, threads: int, *rest: Any, **how: Any) -> None:
         super().__init__(code, threads, *rest, **how)
@@ -186,19 +186,24 @@ class WarpGroups(ThreadBlock):
         self._under_way[warp][-1].append(Product(sums, bool(is_added), kind, places_a, places_b, of_a, of_b))
 
     def _places_of(self, descriptor: int, rows: int, size: int) -> Array:
-        """[rows, 32 bytes of K, by value] of a matrix whose rows are 128 bytes, swizzled by 128.
+        """[rows, 32 bytes of K, by value] of a matrix whose rows are 128 bytes, swizzled by 128, or that is not swizzled.
 
-        The descriptor is that of 9.7.15.5.1.2.
+        Without it, 16 bytes of each of eight rows lie together.  The descriptor is that of 9.7.15.5.1.2.
         """
         found = self._places_known.get((descriptor, rows, size))
         if found is not None:
             return found
         begin, stride = (descriptor & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
-        if descriptor >> 62 != _SWIZZLE_128 or descriptor >> 49 & 7 or begin & 0x380:
+        swizzle = descriptor >> 62
+        if swizzle not in (0, _SWIZZLE_128) or descriptor >> 49 & 7 or (swizzle and begin & 0x380):
             raise Wrong(f"a matrix described by {descriptor:#x}: not written")
-        row = np.arange(rows)[:, None]
-        address = begin + row // 8 * stride + row % 8 * 128 + np.arange(0, 32, size)
-        address ^= (address >> 7 & 7) << 4
+        row, byte = np.arange(rows)[:, None], np.arange(0, 32, size)
+        if swizzle:
+            address = begin + row // 8 * stride + row % 8 * 128 + byte
+            address ^= (address >> 7 & 7) << 4
+        else:
+            to_next_16 = (descriptor >> 16 & 0x3FFF) << 4
+            address = begin + row // 8 * stride + row % 8 * 16 + byte // 16 * to_next_16 + byte % 16
         _, at = self._shared_at(address + (self._rank << RANK), size)
         self._places_known[descriptor, rows, size] = at
         return at
