@@ -6,10 +6,12 @@ lies: rows of such tables are the problems of that call, a product whose weight 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import SHUFFLED_ROWS
 
 # For families without such columns: (scale, weight_state, dtype if none is named)
 QUANTISED: Final = {
@@ -22,13 +24,6 @@ QUANTISED: Final = {
     "batched_a8w8": ("row", "plain", "i8"),
 }
 _FOUR_BITS: Final = "a4w4_blockscale"
-# Families whose op here runs the product of another: their shapes are tuned in a table of that name
-CALLED_AS: Final = {
-    "a8w8_bpreshuffle": "a8w8",
-    "asm_a8w8": "a8w8",
-    "batched_a8w8": "a8w8",
-    "a8w8_blockscale_bpreshuffle": "a8w8_blockscale",
-}
 
 
 def columns(name: str, dtype: str, out_dtype: str, weight_state: str) -> dict[str, Any]:
@@ -46,6 +41,18 @@ def columns(name: str, dtype: str, out_dtype: str, weight_state: str) -> dict[st
     return {
         "family": "scaled", "scale": scale, "weight_state": weight_state, "dtype": dtype, "out_dtype": out_dtype,
     }  # fmt: skip
+
+
+def as_called(problem: Problem) -> Problem:
+    """The product that the op of a row's problem runs here (`gemmtuned.ops`): what is tuned for it.
+
+    A batch of 8-bit products is that of its matrices, one by one.  A shuffled weight with many rows of X is turned back.
+    """
+    if problem.family != "scaled":
+        return problem
+    if problem.weight_state == "shuffled" and problem.m > SHUFFLED_ROWS:
+        problem = replace(problem, weight_state="plain")
+    return replace(problem, batch=1)
 
 
 def family_of(problem: Problem) -> str | None:

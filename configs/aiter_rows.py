@@ -42,7 +42,7 @@ _NUMBERS: Final = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksp
 _LIBRARY: Final = ("libtype", "lib")
 _KINDS: Final = 4096  # of problems and kernels of a table; with more, most rows have one of their own
 # families that `gemmtuned tune` takes
-TUNABLE: Final = ("bf16", "batched_bf16", "guide", "fmoe", "a8w8", "a8w8_blockscale", "a4w4_blockscale")
+TUNABLE: Final = ("bf16", "batched_bf16", "guide", "fmoe", *QUANTISED)
 _NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have names
 # Libraries that AITER's dispatcher has a call for; a row with another would stop an AITER program
 AITER_LIBRARIES: Final = ("torch", "hipblaslt", "skinny", "asm", "triton", "flydsl", "opus")

@@ -8,7 +8,7 @@ from typing import Final
 
 from gemmtuned.configs.aiter_csv import read_lines
 from gemmtuned.configs.aiter_headers import SHAPES
-from gemmtuned.configs.aiter_quantised import CALLED_AS
+from gemmtuned.configs.aiter_quantised import as_called
 from gemmtuned.configs.aiter_rows import TUNABLE, problem_or_reason
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
@@ -38,16 +38,16 @@ def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -
     if table.family.name not in TUNABLE:
         if table.family is SHAPES:
             raise TableError(f"{name}: the file's name does not say which of AITER's families with q_dtype_w it is of")
-        other = CALLED_AS.get(table.family.name)
-        way = f" Its op here runs the product of family {other}: tune -i takes such a table" if other else ""
         raise TableError(
             f"{name}: family {table.family.name} cannot be tuned yet, only {', '.join(TUNABLE)}; "
-            f"gemmtuned import keeps it.{way}"
+            f"gemmtuned import keeps it"
         )
     problems: dict[Problem, None] = {}
     complaints = list(table.complaints)
     for row in table.rows:
         found = problem_or_reason(row, dtype=dtype, threads=threads)
+        if isinstance(found, Problem):
+            found = as_called(found)
         if isinstance(found, Problem) and (table.family.name in _PLAIN or can_tune(found)):
             problems[found] = None
         elif table.family.name not in _PLAIN:  # there a row that is no problem is for another library alone

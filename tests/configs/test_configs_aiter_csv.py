@@ -353,8 +353,34 @@ def test_a_quantised_table_says_what_cannot_be_tuned_and_what_stands_for_it() ->
     assert found.problems == of_amd.problems == ()
     assert found.complaints[0].endswith("scale=1x128,threads=2 runs on GPUs alone")
     assert of_amd.complaints[0].endswith("scaled:fp8_e4m3fnuz>bf16:1x1280x8192,scale=1x128 cannot be tuned yet")
-    with pytest.raises(TableError, match=r"a8w8_bpreshuffle cannot be tuned yet.* runs the product of family a8w8: "):
-        read_untuned(["M,N,K,q_dtype_w", "1,8,8,i8"], name="a8w8_bpreshuffle_u.csv", dtype="bf16", threads=0)
+    of_no_tile = read_untuned(["M,N,K,q_dtype_w", "1,8,8,i8"], name="a8w8_bpreshuffle_u.csv", dtype="bf16", threads=0)
+    assert of_no_tile.complaints[0].endswith("scaled:i8>bf16:1x8x8,scale=row,weight=shuffled cannot be tuned yet")
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "rows", "problems"),
+    [
+        (
+            "a8w8_bpreshuffle", "M,N,K,q_dtype_w", ["16,64,128,i8", "1024,64,128,torch.int8", "1025,64,128,i8"],
+            ["16x64x128,scale=row,weight=shuffled", "1024x64x128,scale=row,weight=shuffled", "1025x64x128,scale=row"],
+        ),
+        ("asm_a8w8", "M,N,K,bias,outdtype", ["8,64,128,True,torch.bfloat16"], ["8x64x128+bias,scale=row,weight=shuffled"]),
+        ("batched_a8w8", "B,M,N,K", ["16,8,64,128", "4,8,64,128"], ["8x64x128,scale=row"]),
+    ],
+    ids=lambda one: one if isinstance(one, str) and "," not in one else "",
+)  # fmt: skip
+def test_rows_are_the_products_that_the_op_runs_here(
+    name: str, header: str, rows: list[str], problems: list[str]
+) -> None:
+    found = read_untuned([header, *rows], name=f"{name}_untuned_gemm.csv", dtype="bf16", threads=0)
+    assert [str(p) for p in found.problems] == [f"scaled:i8>bf16:{p}" for p in problems]
+    assert not found.complaints
+
+
+def test_blocks_of_a_shuffled_weight_are_tuned_as_they_are_called() -> None:
+    name = "a8w8_blockscale_bpreshuffle_untuned_gemm.csv"
+    found = read_untuned(["gfx,M,N,K", "gfx950,8,1280,8192"], name=name, dtype="bf16", threads=0)
+    assert [str(p) for p in found.problems] == ["scaled:fp8_e4m3>bf16:8x1280x8192,scale=1x128,weight=shuffled"]
 
 
 def test_fp8_without_a_name_is_that_of_the_rows_architecture() -> None:

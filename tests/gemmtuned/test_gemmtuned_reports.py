@@ -145,10 +145,10 @@ def test_a_plain_list_gives_each_problem_once_and_names_bad_lines() -> None:
 
 
 def test_a_table_of_another_kind_is_refused_whole_and_not_row_by_row() -> None:
-    lines = ["M,N,K,q_dtype_w", "1,1280,8192,torch.int8"]
+    lines = ["M,N,K", "1,1280,8192"]
 
-    with pytest.raises(TableError, match="family a8w8_bpreshuffle cannot be tuned yet"):
-        read_list(lines, name="a8w8_bpreshuffle_untuned_gemm.csv", dtype="bf16", threads=2)
+    with pytest.raises(TableError, match="family a6w6_blockscale cannot be tuned yet"):
+        read_list(lines, name="a6w6_blockscale_untuned_gemm.csv", dtype="bf16", threads=2)
 
 
 def test_mixtures_of_a_table_are_tuned_and_a_row_that_cannot_be_is_said() -> None:
