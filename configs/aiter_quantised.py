@@ -46,7 +46,7 @@ def columns(name: str, dtype: str, out_dtype: str, weight_state: str) -> dict[st
 def as_called(problem: Problem) -> Problem:
     """The product that the op of a row's problem runs here (`gemmtuned.ops`): what is tuned for it.
 
-    A batch of 8-bit products is that of its matrices, one by one.  A shuffled weight with many rows of X is turned back.
+    A batch of 8-bit products is each of its matrices by itself.  A shuffled weight with many rows of X is turned back.
     """
     if problem.family != "scaled":
         return problem

@@ -6,7 +6,7 @@ than kernels take: the product of the plain copy is then tuned by itself.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor

@@ -364,7 +364,7 @@ def test_a_quantised_table_says_what_cannot_be_tuned_and_what_stands_for_it() ->
             "a8w8_bpreshuffle", "M,N,K,q_dtype_w", ["16,64,128,i8", "1024,64,128,torch.int8", "1025,64,128,i8"],
             ["16x64x128,scale=row,weight=shuffled", "1024x64x128,scale=row,weight=shuffled", "1025x64x128,scale=row"],
         ),
-        ("asm_a8w8", "M,N,K,bias,outdtype", ["8,64,128,True,torch.bfloat16"], ["8x64x128+bias,scale=row,weight=shuffled"]),
+        ("asm_a8w8", "M,N,K,bias,outdtype", ["8,64,128,True,bf16"], ["8x64x128+bias,scale=row,weight=shuffled"]),
         ("batched_a8w8", "B,M,N,K", ["16,8,64,128", "4,8,64,128"], ["8x64x128,scale=row"]),
     ],
     ids=lambda one: one if isinstance(one, str) and "," not in one else "",

@@ -186,7 +186,7 @@ class WarpGroups(ThreadBlock):
         self._under_way[warp][-1].append(Product(sums, bool(is_added), kind, places_a, places_b, of_a, of_b))
 
     def _places_of(self, descriptor: int, rows: int, size: int) -> Array:
-        """[rows, 32 bytes of K, by value] of a matrix whose rows are 128 bytes, swizzled by 128, or that is not swizzled.
+        """[rows, 32 bytes of K, by value] of a matrix whose rows are 128 bytes, swizzled by 128, or not swizzled.
 
         Without it, 16 bytes of each of eight rows lie together.  The descriptor is that of 9.7.15.5.1.2.
         """
