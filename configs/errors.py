@@ -13,6 +13,7 @@
     |   +-- WorkerDied             1    it ended by itself: crash, out of memory, killed by others
     |   |   +-- WorkerKilled       1    by SIGKILL
     |   +-- WorkerHung             1    it passed its deadline and was killed
+    |   +-- PieceFailed            1    a piece of another package ended it, which is left out from now on
     +-- TryLater                   75   nothing is wrong: no idle device, or another daemon is at work
 
 A message names the thing, the place and the way out.  The command line prints it on one line and ends with
@@ -86,6 +87,10 @@ class WorkerKilled(WorkerDied):
 
 class WorkerHung(WorkerFailed):
     """The tuning process said nothing until its deadline and was killed."""
+
+
+class PieceFailed(WorkerFailed):
+    """A piece of another package ended the worker: it is remembered, and the next worker does without it."""
 
 
 class TryLater(GemmtunedError):

@@ -57,6 +57,7 @@ class Settings:
     sync_hosts: tuple[str, ...] = ()
     recapture: str = "off"
     patches: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # names, or patterns of them, of what the daemon's workers do without
 
     @property
     def locks(self) -> Path:
@@ -134,6 +135,7 @@ class Settings:
             sync_hosts=tuple(env.get("GEMMTUNED_SYNC_HOSTS", "").replace(",", " ").split()),
             recapture=env.get("GEMMTUNED_RECAPTURE") or "off",
             patches=tuple(env.get("GEMMTUNED_PATCH", "").replace(",", " ").split()),
+            without=tuple(env.get("GEMMTUNED_WITHOUT", "").replace(",", " ").split()),
         )
 
 

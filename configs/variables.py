@@ -72,6 +72,11 @@ _VARIABLES: Final = (
         "unset",
         "patches to apply at the start, as gemmtuned.patch(...) does: transformers.moe, deep_gemm, flashinfer",
     ),
+    Variable(
+        "GEMMTUNED_WITHOUT",
+        "unset",
+        "backends, or packages with backends, that the daemon and tune do without: vllm, triton, moe_*",
+    ),
     Variable("GEMMTUNED_QUIET", "0", "1: a program does not say at its start that gemmtuned is on"),
 )
 # AITER's variables for tables of the user's own, and the family of the tables (configs/aiter_headers.py)

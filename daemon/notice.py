@@ -37,6 +37,7 @@ class SeatNotice:
     candidate: str = ""
     worker_pid: int | None = None
     pids: list[int] = field(default_factory=list)  # that the driver names there, without our worker
+    left_out: list[str] = field(default_factory=list)  # backends that its worker does without, each with why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import ctypes
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -29,7 +30,20 @@ from typing import Final, Protocol
 from gemmtuned.configs.errors import GemmtunedError, TryLater
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
-from gemmtuned.daemon.protocol.wire import Failed, Found, Hello, Inbox, Message, Order, Trial, encode, receive
+from gemmtuned.daemon.protocol.wire import (
+    Failed,
+    Found,
+    Hello,
+    Inbox,
+    LeftOut,
+    Message,
+    Order,
+    Runs,
+    Trial,
+    encode,
+    receive,
+)
+from gemmtuned.kernels.other_packages import GUESTS
 
 logger = logging.getLogger("gemmtuned.daemon.seats.worker")
 _SHORT_OF_MEMORY: Final = re.compile("out of memory|can't allocate memory|MemoryError", re.IGNORECASE)
@@ -46,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--nice", type=int, default=19)
     parser.add_argument("--memory-cap", type=int, default=0)
     parser.add_argument("--search", default="")
+    parser.add_argument("--without", default="[]", help="names that are left out, as JSON")
+    parser.add_argument("--ended", default="{}", help="pieces of other packages that ended a worker, as JSON")
     args = parser.parse_args(argv)
     os.set_inheritable(args.fd, False)
     die_with(args.parent)
@@ -62,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work(sock: socket.socket, args: argparse.Namespace) -> None:
+    GUESTS.without, GUESTS.ended = tuple(json.loads(args.without)), json.loads(args.ended)
+    _tell_of_guests(sock)
     tune, environment = load(args.search, args.device)
     if environment.device.kind == "cpu":
         sock.sendall(encode(Hello(environment)))
@@ -73,6 +91,7 @@ def _work(sock: socket.socket, args: argparse.Namespace) -> None:
     check_device()
     speaker = Speaker(sock)
     speaker.start()
+    _tell_of_guests(speaker)  # two threads speak from now on
     speaker.sendall(encode(Hello(environment)))
     serve(speaker, tune, environment, after_failure=recover)
 
@@ -82,6 +101,12 @@ class Line(Protocol):
 
     def sendall(self, data: bytes, /) -> None: ...
     def recv(self, size: int, /) -> bytes: ...
+
+
+def _tell_of_guests(sock: Line) -> None:
+    """Have the parent know what of other packages runs, and what is left out."""
+    GUESTS.tell = lambda piece, package: sock.sendall(encode(Runs(piece, package)))
+    GUESTS.say = lambda name, why, wanted: sock.sendall(encode(LeftOut(name, why, wanted)))
 
 
 def serve(
@@ -150,7 +175,9 @@ def load(search: str, device: str) -> tuple[Search, Environment]:
         families.add_others()
         backends.add_others()
         here = device_of(device)
-        return tune_modes, replace(environment_of(here), tunable=tunable(here.kind))
+        environment = replace(environment_of(here), tunable=tunable(here.kind))
+        GUESTS.say_unused()
+        return tune_modes, environment
     path, _, name = search.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
@@ -159,8 +186,7 @@ def load(search: str, device: str) -> tuple[Search, Environment]:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     planted: Search = getattr(module, name)
-    environment: Environment = module.environment(device)
-    return planted, environment
+    return planted, module.environment(device)
 
 
 def device_of(name: str) -> Device:

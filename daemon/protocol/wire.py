@@ -89,7 +89,24 @@ class Memory:
     bytes: int
 
 
-Message = Order | Hello | Trial | Found | Failed | Memory
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Worker to parent, before a piece of another package runs, which may end it; two empty texts: none does now."""
+
+    piece: str
+    package: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Worker to parent: it does without this backend, family or entry point. wanted: since somebody said so."""
+
+    name: str
+    why: str
+    wanted: bool = False
+
+
+Message = Order | Hello | Trial | Found | Failed | Memory | Runs | LeftOut
 
 
 def encode(message: Message) -> bytes:
@@ -115,6 +132,10 @@ def encode(message: Message) -> bytes:
         body = {"found": message.solution.to_row(), "others": [s.to_row() for s in message.others]}
     elif isinstance(message, Memory):
         body = {"memory": message.bytes}
+    elif isinstance(message, Runs):
+        body = {"runs": message.piece, "package": message.package}
+    elif isinstance(message, LeftOut):
+        body = {"left_out": message.name, "why": message.why, "wanted": message.wanted}
     else:
         body = {"failed": message.reason, "later": message.later}
     data = json.dumps(body, separators=(",", ":")).encode()
@@ -162,6 +183,10 @@ def decode(body: bytes) -> Message:
             return Found(Solution.from_row(raw["found"]), tuple(Solution.from_row(row) for row in raw["others"]))
         if "memory" in raw:
             return Memory(int(raw["memory"]))
+        if "runs" in raw:
+            return Runs(_text(raw["runs"]), _text(raw["package"]))
+        if "left_out" in raw:
+            return LeftOut(_text(raw["left_out"]), _text(raw["why"]), raw["wanted"] is True)
         if "failed" in raw:
             return Failed(str(raw["failed"])[:2000], raw["later"] is True)
     except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError, GemmtunedError) as err:
@@ -209,6 +234,11 @@ def _candidate(backend: object, config: object) -> Candidate:
     if not isinstance(config, str) or len(config) > 4096:
         raise ValueError(f"config is {config!r}")
     return Candidate(backend, config)
+
+
+def _text(value: object) -> str:
+    """As it is shown to people and kept in a file: other packages chose it."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:300])
 
 
 def _finite(value: object) -> float | None:

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.errors import StoreError, WorkerFailed, WorkerHung, WorkerKilled
+from gemmtuned.configs.errors import PieceFailed, StoreError, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 from gemmtuned.daemon.device.idle import Mean
@@ -126,6 +126,8 @@ class Job:
         candidates raced: then each is tried again without the other.
         """
         self.state, trying, self.trying = State.LEASED, self.trying, None
+        if isinstance(err, PieceFailed):  # no candidate's fault: a new worker goes on without that piece
+            return
         self._deaths += 1
         work = self.work
         at = work.problem, work.attempt, (trying.problem, trying.candidate) if trying is not None else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gemmtuned.configs.errors import StoreError, WorkerFailed
+from gemmtuned.configs.errors import PieceFailed, StoreError, WorkerFailed
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.device_lock import Lock
@@ -22,6 +22,7 @@ from gemmtuned.daemon.notice import SeatNotice
 from gemmtuned.daemon.seats.asking import Asking
 from gemmtuned.daemon.seats.job import Job, State, tell_death
 from gemmtuned.daemon.seats.keeper import Keeper
+from gemmtuned.daemon.seats.left_out import Told
 from gemmtuned.daemon.seats.outbox import Outbox
 from gemmtuned.daemon.seats.view import Patience, View
 from gemmtuned.daemon.seats.work_queue import WorkQueue
@@ -72,6 +73,7 @@ class Seat:
             Job, queue, self._to_write, device_id=monitor.id, killed_at=set(), installed=self._installed, always=always
         )
         self._solved: list[Solved] = []
+        self._left_out = Told(monitor.id)
         self._published_s: float | None = None
         self._away = ""  # why the worker must leave the device now
         self._forbidden = ""  # why the operator wants nothing tuned now
@@ -188,6 +190,7 @@ class Seat:
             candidate=str(job.trying.candidate) if job and job.trying else "",
             worker_pid=self.worker.pid if self.worker else None,
             pids=list(self.monitor.pids),
+            left_out=self._left_out.lines(),
         )
 
     def _vacate(self, why: str) -> None:
@@ -231,12 +234,9 @@ class Seat:
         try:
             messages = self.worker.poll()
         except WorkerFailed as err:
-            if self.worker.environment is None:
-                self.keeper.failed(str(err), now_s)
-            else:
-                self._worker_failed(err, now_s)
-            return
+            return self._worker_failed(err, now_s)
         for message in messages:
+            self._left_out.hear(message, self.worker.pid)
             if self._job is not None:
                 self._job.hear(message)
         self._forget_if_over(now_s)
@@ -254,13 +254,15 @@ class Seat:
 
     def _worker_failed(self, err: WorkerFailed, now_s: float) -> None:
         """The worker crashed or hung."""
+        if self.worker is not None and self.worker.environment is None and not isinstance(err, PieceFailed):
+            return self.keeper.failed(str(err), now_s)
         pid = self.worker.pid if self.worker is not None else 0
         self.keeper.lost(now_s)
-        if self._job is None:
-            tell_death(self.monitor.id, pid, "none", err, "a new worker starts when there is work")
-        else:
+        if self._job is not None:
             self._job.died(err, pid)
             self._forget_if_over(now_s)
+        elif not isinstance(err, PieceFailed):
+            tell_death(self.monitor.id, pid, "none", err, "a new worker starts when there is work")
 
     def _installed(self, faster: bool, began_s: float, now_s: float) -> None:
         self._solved.append(Solved(self.monitor.name, faster, max(now_s - began_s, 0.0)))

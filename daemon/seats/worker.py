@@ -9,6 +9,7 @@ daemon does: the operating system signals it, and its socket is closed.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -19,16 +20,30 @@ import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
+from gemmtuned.configs.errors import PieceFailed, WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.leftovers import alive_in_group
 from gemmtuned.daemon.process_output import cut, last_line, output_file, signal_name
-from gemmtuned.daemon.protocol.wire import COMPILING, Failed, Found, Hello, Inbox, Memory, Message, Order, Trial, encode
+from gemmtuned.daemon.protocol.wire import (
+    COMPILING,
+    Failed,
+    Found,
+    Hello,
+    Inbox,
+    Memory,
+    Message,
+    Order,
+    Runs,
+    Trial,
+    encode,
+)
+from gemmtuned.daemon.seats.left_out import FROM_OUTSIDE, Pieces
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
 _WAITING: Final = "waiting for work"
+_OF_THIS_PROCESS: Final = Pieces()
 _PAUSES_S: Final = (
     9.0  # beside a candidate's timeout: a search lets a device rest, and waits while it is slowed or in use
 )
@@ -38,9 +53,10 @@ _PAUSES_S: Final = (
 class Deadlines:
     """How long the worker may send no message.
 
-    hello_s: at its start, for importing torch from a cold disk at nice 19.  prepare_s: after an order, for operands and
-    their reference.  candidate_s: between the start of a candidate and its result.  compile_s: while a candidate is
-    compiled ahead, which has a limit of its own (compile_ahead.py).  other_s: between any two other messages.
+    hello_s: at its start, for importing torch from a cold disk at nice 19, and again for each piece of other packages.
+    prepare_s: after an order, for operands and their reference.  candidate_s: between the start of a candidate and its
+    result.  compile_s: while a candidate is compiled ahead, which has a limit of its own (compile_ahead.py).  other_s:
+    between any two other messages.
     gflop_s: added to these for each GFLOP of the largest problem: four times what a core at 1 GFLOP/s needs.
     timeout_s: a candidate's limit as the user set it, in place of candidate_s and gflop_s.
     """
@@ -77,8 +93,8 @@ class Worker:
 
     device: what it measures on, a `Monitor.id`.  nice: 19 gives way to everything; 0 when a person waits.
     memory_cap_bytes: how much of a GPU its tensors may always use beside a loaded program (more where much is free);
-    None: all of it.  search: for tests, `FILE.py:function` in place of the real search; that file also defines the
-    environment.  Raises WorkerFailed when no process can be started.
+    None: all of it.  pieces: of other packages that it does without.  search: for tests, `FILE.py:function` in place of
+    the real search; that file also defines the environment.  Raises WorkerFailed when no process can be started.
     """
 
     def __init__(
@@ -87,6 +103,7 @@ class Worker:
         *,
         nice: int = 19,
         memory_cap_bytes: int | None = None,
+        pieces: Pieces = _OF_THIS_PROCESS,
         search: str = "",
         deadlines: Deadlines | None = None,
     ) -> None:
@@ -99,12 +116,15 @@ class Worker:
 
         self._inbox = Inbox()
         self._order: Order | None = None
+        self._pieces, self._ended = pieces, pieces.ended()
+        self._running: Runs | None = None  # the piece of another package that it is at
         self._doing = "starting"
         self._told_to_end = self._killed = self._group_gone = self._asked_twice = False
         ours, theirs = socket.socketpair()
         self._output = output_file()
         command = [sys.executable, "-m", "gemmtuned.daemon.child.worker_main", str(theirs.fileno())]
         command += ["--parent", str(os.getpid()), "--device", device, "--nice", str(nice)]
+        command += ["--without", json.dumps(pieces.without), "--ended", json.dumps(self._ended)]
         if memory_cap_bytes is not None:
             command += ["--memory-cap", str(memory_cap_bytes)]
         if search:
@@ -148,8 +168,8 @@ class Worker:
         """The messages that have come since the last call, without waiting.
 
         Raises WorkerDied or WorkerHung, but only after all earlier messages have been returned, so that no result is
-        lost; not when the child ended because we told it to.  Raises WorkerFailed for a message that makes no sense.
-        In all three cases the child has been ended.
+        lost; not when the child ended because we told it to.  Raises PieceFailed where a piece of another package is to
+        blame, and WorkerFailed for a message that makes no sense.  In all these cases the child has been ended.
         """
         cut(self._output)
         messages, closed = self._receive()
@@ -163,7 +183,7 @@ class Worker:
             raise self._post_mortem()
         if self._until is not None and time.monotonic() > self._until:
             self.stop()
-            raise WorkerHung(f"no word past the deadline while {self._doing}")
+            raise self._blamed(WorkerHung(f"no word past the deadline while {self._doing}"), "hung")
         return []
 
     def terminate(self) -> None:
@@ -215,6 +235,13 @@ class Worker:
             self._until, self._doing = None, _WAITING
         elif isinstance(message, Memory):
             self.memory_bytes = message.bytes
+        elif isinstance(message, Runs):
+            self._running = message if message.piece else None
+            at = f"busy with {message.piece} (package {message.package})" if message.piece else ""
+            if self.environment is None:
+                self._expect(self._deadlines.hello_s, at or "starting")
+            else:
+                self._expect(self._deadlines.prepare_s, at or "preparing")
         elif isinstance(message, (Found, Failed)):
             self._order = None
             self._until, self._doing = None, _WAITING
@@ -261,7 +288,15 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def _post_mortem(self) -> WorkerDied:
+    def _blamed(self, err: WorkerFailed, how: str) -> WorkerFailed:
+        """The error, or a PieceFailed where a piece of another package ended the child."""
+        at = self._running
+        if at is None or at.piece in self._ended:
+            return err
+        self._pieces.blame(at.piece, at.package, how, doubtful=isinstance(err, WorkerHung | WorkerKilled))
+        return PieceFailed(f"{err}. Workers do without it from now on")
+
+    def _post_mortem(self) -> WorkerFailed:
         """Why the child ended, in words, with its last line of output."""
         self._wait(KILL_WAIT_S)  # the socket closes a moment before the process is dead
         ended_alone = self._is_dead()
@@ -278,7 +313,10 @@ class Worker:
                 why += " (out of memory, or by somebody's hand)"
         else:
             why = f"ended with exit code {code}"
-        return kind(f"worker {why} while {self._doing}" + (f": {last}" if last else ""))
+        words = f": {last}" if last else ""
+        err = kind(f"worker {why} while {self._doing}{words}")
+        from_outside = ended_alone and code is not None and -code in FROM_OUTSIDE
+        return err if from_outside else self._blamed(err, f"{why}{words}")
 
 
 def _visible(device: str) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gemmtuned.configs.errors import WorkerFailed, WorkerHung
+from gemmtuned.configs.errors import PieceFailed, WorkerFailed, WorkerHung
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
 from gemmtuned.daemon.protocol.options import SearchOptions
@@ -53,7 +53,7 @@ def check(
     try:
         for problem, candidate in asked:
             if worker is None:
-                worker = ready(make_worker())
+                worker = ready(make_worker)
             assert worker.environment is not None
             if candidate.backend not in worker.environment.backends:
                 yield Checked(problem, candidate, "not here", note=f"there is no backend {candidate.backend} here")
@@ -78,16 +78,21 @@ def check(
             worker.stop()
 
 
-def ready(worker: Tuner) -> Tuner:
-    """This worker, once it has said what it can do. Raises WorkerFailed when it ends before; it is gone then."""
-    try:
-        while worker.environment is None:
-            worker.poll()
-            _wait(worker)
-    except BaseException:
-        worker.stop()
-        raise
-    return worker
+def ready(make_worker: Callable[[], Tuner]) -> Tuner:
+    """A worker that has said what it can do. Raises WorkerFailed when none can be started."""
+    while True:
+        worker = make_worker()
+        try:
+            while worker.environment is None:
+                worker.poll()
+                _wait(worker)
+        except PieceFailed:  # the next one does without that
+            worker.stop()
+        except BaseException:
+            worker.stop()
+            raise
+        else:
+            return worker
 
 
 def _answer(worker: Tuner, trials: list[Trial]) -> Found | Failed:

@@ -29,6 +29,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings, unknown_variables
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.daemon.device.devices import Monitor, find_monitors
+from gemmtuned.daemon.seats.left_out import Pieces
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.seat import MAX_STARTS
 from gemmtuned.daemon.seats.worker import Deadlines, Tuner, Worker
@@ -153,7 +154,7 @@ def tune_now(
         return Tuned(failed=request.refused)
     if make_worker is None:
         deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
-        make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines)  # nice 0: a person waits for it
+        make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines, pieces=Pieces.of(settings))
     with _signals() as told, _store(settings, told) as store:
         began_s = time.time()
         daemon = Daemon(

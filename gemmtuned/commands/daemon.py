@@ -58,6 +58,9 @@ def daemon(
     budget: Annotated[
         float | None, typer.Option(parser=seconds, metavar="SPAN", help="Device time a day, all devices together.")
     ] = None,
+    without: Annotated[
+        str, typer.Option(metavar="LIST", help="Do without these backends, or packages with backends: vllm,deep_gemm.")
+    ] = "",
     compile_ahead: Annotated[
         bool, typer.Option(help="Compile for GPUs while others use them: one niced process, no device.")
     ] = True,
@@ -75,7 +78,9 @@ def daemon(
     here = settings()
     if idle_s is not None:
         here = replace(here, idle_s=idle_s)
+    here = replace(here, without=(*here.without, *without.replace(",", " ").split()))
     from gemmtuned.daemon.device.gpus import MEMORY_CAP_BYTES
+    from gemmtuned.daemon.seats.left_out import Pieces
     from gemmtuned.daemon.seats.worker import Worker
     from gemmtuned.daemon.service.main import run_daemon
     from gemmtuned.daemon.service.rules import Hours, Rules
@@ -83,7 +88,8 @@ def daemon(
     rules = Rules(hours=Hours.parse(hours) if hours else None, budget_s=budget)
     monitors = _monitors(devices, share_resident=share_resident)
     # beside a loaded program a worker may not take the memory which that one will ask for next
-    make_worker = partial(Worker, memory_cap_bytes=MEMORY_CAP_BYTES if share_resident else None)
+    cap_bytes = MEMORY_CAP_BYTES if share_resident else None
+    make_worker = partial(Worker, memory_cap_bytes=cap_bytes, pieces=Pieces.of(here))
     metrics = None if metrics_port is None else _metrics(metrics_port, here)
     with _beside(here), _bar(here.home, here.db) if once else nullcontext():
         code = run_daemon(

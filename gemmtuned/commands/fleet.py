@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -164,7 +165,8 @@ def _on_ray(
 def _here(
     here: Settings, objects: Objects | None, wanted: Sequence[Wanted], on: str, *, dry_run: bool, quiet: bool
 ) -> Report | _Done:
-    from gemmtuned.fleet.on_this_host import device_here, tune_here
+    from gemmtuned.daemon.seats.left_out import Pieces
+    from gemmtuned.fleet.on_this_host import WORKER, device_here, tune_here
     from gemmtuned.fleet.ray_task import look
 
     if dry_run:
@@ -176,7 +178,8 @@ def _here(
         left_out.append(f"{several(len(wanted) - len(ours), 'problem')} for other devices than {monitor.device.key}")
     shelf = _shelf(here, objects)
     with progress(quiet=quiet, steady=True) as tell:
-        ran = tune_here(ours, shelf, monitor, tell, lock=lock) if ours else _nothing()
+        make_worker = partial(WORKER, pieces=Pieces.of(here))
+        ran = tune_here(ours, shelf, monitor, tell, lock=lock, make_worker=make_worker) if ours else _nothing()
     return ran, ours, len(shelf.there), len(shelf.theirs), left_out
 
 

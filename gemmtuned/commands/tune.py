@@ -349,6 +349,7 @@ def _check(
     *,
     as_json: bool,
 ) -> None:
+    from gemmtuned.daemon.seats.left_out import Pieces
     from gemmtuned.daemon.seats.worker import Deadlines, Worker
     from gemmtuned.daemon.service.check import check
     from gemmtuned.reports.chosen import of_table, published
@@ -361,7 +362,8 @@ def _check(
     def each() -> Iterator[Checked]:
         for devices, asked in shares:
             chosen = of_table(Path(run_config), asked, dtype=dtype) if run_config else published(settings(), asked)
-            yield from check(chosen, options, partial(Worker, devices[0].id, nice=0, deadlines=deadlines))
+            make = partial(Worker, devices[0].id, nice=0, deadlines=deadlines, pieces=Pieces.of(settings()))
+            yield from check(chosen, options, make)
 
     with progress(quiet=as_json, lines=True) as tell:
         for found in each():

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ class Bench:
         self._lock = lock
         if lock is not None:
             lock.take()
-        self._spare: Tuner | None = ready(make_worker(monitor.id))
+        self._spare: Tuner | None = ready(partial(make_worker, monitor.id))
         assert self._spare.environment is not None
         self.environment = self._spare.environment
         self._owner = owner_name()

@@ -20,6 +20,7 @@ from gemmtuned.configs.errors import WorkerFailed
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.device.devices import Monitor, find_monitors
+from gemmtuned.daemon.seats.left_out import Pieces
 from gemmtuned.daemon.seats.worker import Worker
 from gemmtuned.fleet.bench import Bench
 from gemmtuned.fleet.board import Place
@@ -45,7 +46,7 @@ def serve(board: Any, task: str, gpu: bool, search: str) -> str:
     """
     ray: Any = importlib.import_module("ray")
     monitor = _lent(ray) if gpu else find_monitors()[0]
-    make_worker = partial(Worker, nice=0, search=search)
+    make_worker = partial(Worker, nice=0, search=search, pieces=Pieces.of(Settings.from_env()))
     who = f"pid {os.getpid()}, a task of gemmtuned fleet tune"
     lock = None if monitor.id == "cpu" else DeviceLock(Settings.from_env().device_locks, monitor.id, who)
     with tempfile.TemporaryDirectory(prefix="gemmtuned-fleet-") as folder:

@@ -9,7 +9,7 @@ from typing import Final
 
 from gemmtuned.configs.settings import Settings, is_given
 from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
-from gemmtuned.reports import checks_hook, checks_host, checks_room, checks_store, checks_tables
+from gemmtuned.reports import checks_hook, checks_host, checks_room, checks_store, checks_tables, left_out
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import Column, Report, Table
 
@@ -49,6 +49,7 @@ def examine(
         *checks_store.checks(settings, with_database=not checks_host.cannot_be(settings.db, settings, home), deep=deep),
         *checks_tables.checks(settings),
         *checks_room.checks(settings),
+        *left_out.checks(settings),
     ]
     failed = sum(check.result == FAIL for check in found)
     warned = sum(check.result == WARN for check in found)

@@ -14,6 +14,7 @@ from gemmtuned.daemon.service.rules import paused_until
 from gemmtuned.db import migrations
 from gemmtuned.db.ask import ask
 from gemmtuned.db.queries import DAY_S
+from gemmtuned.reports import left_out
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
 from gemmtuned.reports.on_probation import without_notes
@@ -80,7 +81,7 @@ def report(
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages] + _notes(running, elsewhere, short)
     dropped, engines = dropped_calls(sessions, since_us=since_us), engine_paths(sessions, since_us=since_us)
     notes += dropped_notes(dropped) + _put_off_notes(environments, short)
-    notes += frozen_notes(frozen) + without_notes(settings.home)
+    notes += [*frozen_notes(frozen), *without_notes(settings.home), *left_out.notes(daemon["seats"])]
     notes += [*(unseen_notes(sessions, since_us=since_us) if share is None else ()), *map(str, engines)]
     facts |= {"engine_paths": [paths.facts for paths in engines], "dropped_calls": dropped}
     notes += _of_queue(int(facts["untunable_problems"]), asked_again)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
 from pkgutil import iter_modules
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import NAME, Candidate, Device, Environment
+from gemmtuned.configs.solution import DEFAULT_BACKEND, NAME, Candidate, Device, Environment
 from gemmtuned.kernels import other_packages
 from gemmtuned.kernels.backends.base import Backend, OfferingBackend
 from gemmtuned.kernels.budget import deal
+from gemmtuned.kernels.other_packages import GUESTS, installed
 from gemmtuned.kernels.own_kernel import Offer
 
 GROUP: Final = "gemmtuned.backends"
@@ -41,6 +43,9 @@ def add_others() -> None:
 
 
 def _objection(backend: Backend) -> str:
+    order: object = backend.order
+    if not isinstance(order, int):
+        return f"its order is {order!r}, expected a whole number"
     if not NAME.fullmatch(backend.name) or "." in backend.name:
         return f"its name is {backend.name!r}, expected letters, digits, _ and -"
     if BACKENDS.get(backend.name, backend) is not backend:
@@ -56,17 +61,50 @@ def complexity(name: str) -> int:
 
 def environment(device: Device) -> Environment:
     """The stamps of every backend that this process has for the device; programs ask kernels/stamps.py."""
-    return Environment(device, {k: v for backend in BACKENDS.values() for k, v in backend.stamps(device).items()})
+    return Environment(device, {k: v for backend in BACKENDS.values() for k, v in _stamps(backend, device).items()})
+
+
+def _stamps(backend: Backend, device: Device) -> dict[str, str]:
+    """Its stamps, none of one that somebody wants left out, or that is another package's and broken."""
+    names = getattr(backend, "package", ())
+    packages = (names,) if isinstance(names, str) else tuple(names)
+    package = GUESTS.package_of.get(backend.name) or next(filter(_is_installed, packages), "")
+    is_ours = not package and backend.name not in GUESTS.package_of  # or of a package that is not there
+    if backend.name != DEFAULT_BACKEND and GUESTS.is_unwanted(backend.name, *packages, package):
+        return {}
+    if is_ours:
+        return backend.stamps(device)
+
+    def asked() -> dict[str, str]:
+        stamps = backend.stamps(device)
+        for name, stamp in stamps.items():
+            if name.partition(".")[0] != backend.name or not isinstance(stamp, str):
+                raise TypeError(f"stamp {name!r}: {stamp!r} is none of backend {backend.name}")
+        return dict(stamps)
+
+    return GUESTS.ask(backend.name, f"backend {backend.name}", package, asked, {})
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(installed(package))
+    except PackageNotFoundError:
+        return False
 
 
 def candidates(problem: Problem, environment: Environment) -> Iterator[Candidate]:
     """Candidates of the backends in this environment that get a place (budget.py), the default first."""
     here = {name: backend for name, backend in BACKENDS.items() if name in environment.backends}
-    offers = {
-        name: backend.offers(problem)
-        if isinstance(backend, OfferingBackend)
-        else [Offer(candidate) for candidate in backend.candidates(problem)]
-        for name, backend in here.items()
-    }
+    offers = {name: _offers(backend, problem) for name, backend in here.items()}
     for found in deal(problem, environment.device, offers).values():
         yield from found
+
+
+def _offers(backend: Backend, problem: Problem) -> list[Offer]:
+    def asked() -> list[Offer]:
+        if isinstance(backend, OfferingBackend):
+            return list(backend.offers(problem))
+        return [Offer(candidate) for candidate in backend.candidates(problem)]
+
+    package = GUESTS.package_of.get(backend.name)
+    return GUESTS.ask(backend.name, f"backend {backend.name}", package, asked, []) if package is not None else asked()

@@ -17,12 +17,10 @@ it is served where it has that operator itself, in the same version.  docs/exten
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from typing import Any, Final
 
 import torch
@@ -37,8 +35,7 @@ from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
 from gemmtuned.kernels.dtypes import torch_dtype
 from gemmtuned.kernels.families import family_of
-
-logger = logging.getLogger("gemmtuned.kernels")
+from gemmtuned.kernels.other_packages import GUESTS, installed, reason_of
 
 OUT_DTYPE: Final = "out_dtype"
 OTHERS: Final = 60  # `order` of a backend that says nothing: after torch's own libraries, before what we compile
@@ -73,14 +70,13 @@ class OperatorBackend:
         if device.kind not in self.kinds:
             return {}
         try:
-            stamp = self._distribution[1]
-            for module in self.imports:
-                import_module(module)
+            package, stamp = installed(self.package)
+            GUESTS.load(self.imports, package)
             self._function  # noqa: B018  raises where it is not registered
         except (ModuleNotFoundError, PackageNotFoundError, CandidateFailed):
             return {}
-        except (Exception, SystemExit) as err:  # a package that is installed, and broken, is its owner's matter
-            logger.warning("backend %s left out: %s: %s", self.name, type(err).__name__, err)
+        except BaseException as err:  # a package that is installed, and broken, is its owner's matter
+            GUESTS.leave_out(self.name, reason_of(err))
             return {}
         return {self.name: stamp}
 
@@ -119,10 +115,10 @@ class OperatorBackend:
     def launch_of(self, candidate: Candidate, problem: Problem) -> tuple[str, bytes | None]:
         """As LaunchedBackend.launch_of: what the native hook calls, and what must be equal there."""
         self.prepare(candidate, problem)
-        package, installed = self._distribution
+        package, stamp = installed(self.package)
         record = OperatorLaunch(
             operator=self.operator, schema=str(self._function._schema), arguments=self._arguments(problem),
-            package=package, version=installed,
+            package=package, version=stamp,
             conditions=(Condition("x.size0", "<=", problem.m), *self._conditions),
         )  # fmt: skip
         return record.text(), None
@@ -145,17 +141,6 @@ class OperatorBackend:
                 f"backend {self.name}: {strays[0]!r} is no operand, expected {', '.join((*OPERANDS, OUT_DTYPE))}"
             )
         return tuple(DTYPES[problem.out_dtype] if x == OUT_DTYPE else x for x in given)
-
-    @property
-    def _distribution(self) -> tuple[str, str]:
-        """(its name, its version) of the first that is installed. Raises PackageNotFoundError."""
-        names = (self.package,) if isinstance(self.package, str) else self.package
-        for name in names[:-1]:
-            try:
-                return name, version(name)
-            except PackageNotFoundError:  # noqa: PERF203  the next name
-                pass
-        return names[-1], version(names[-1])
 
     @cached_property
     def _function(self) -> Any:

@@ -17,6 +17,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import OTHERS_FAMILY, ZERO_POINTS, Problem
 from gemmtuned.kernels import other_packages
 from gemmtuned.kernels.families.base import Family
+from gemmtuned.kernels.other_packages import GUESTS
 
 GROUP: Final = "gemmtuned.families"
 
@@ -45,7 +46,15 @@ def _objection(family: Family) -> str:
 
 def tunable(device_kind: str) -> tuple[str, ...]:
     """What this version can tune on such a device, as texts of Problem.operands; other calls are only counted."""
-    return tuple(kind for family in (*FAMILIES.values(), *VARIANTS) for kind in family.tunable(device_kind))
+    return tuple(kind for family in (*FAMILIES.values(), *VARIANTS) for kind in _tunable(family, device_kind))
+
+
+def _tunable(family: Family, device_kind: str) -> list[str]:
+    def asked() -> list[str]:
+        return [str(kind) for kind in family.tunable(device_kind)]
+
+    package = GUESTS.package_of.get(family.name)
+    return GUESTS.ask(family.name, f"family {family.name}", package, asked, []) if package is not None else asked()
 
 
 def family_of(problem: Problem) -> Family:

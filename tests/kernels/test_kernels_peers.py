@@ -16,7 +16,7 @@ from gemmtuned.configs.solution import Candidate, Device, cpu_device
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
 
-H200 = Device("cuda", "cuda-nvidia-h200-132", "NVIDIA H200", "sm_90", 132)
+H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 PEERS = {  # backend -> (its distribution, problems that it runs, problems that it must not be given)
     "vllm_cutlass": (
         "vllm",
@@ -184,6 +184,55 @@ def test_a_package_that_would_end_the_worker_is_left_out(tmp_path: Path, monkeyp
     (tmp_path / "ends_all.py").write_text("raise SystemExit('no GPU')")
     monkeypatch.syspath_prepend(tmp_path)
     assert BY_NAME(arguments=("x", "w"), imports=("ends_all",)).stamps(cpu_device()) == {}
+
+
+CRASHED = "import of vllm._custom_ops"
+
+
+@pytest.mark.parametrize(
+    ("without", "ended", "imported"),
+    [
+        ((), {}, {"vllm._custom_ops", "vllm.model_executor.kernels.linear.scaled_mm.deep_gemm"}),
+        (
+            (),
+            {CRASHED: "ended a worker: killed by SIGSEGV"},
+            {"vllm.model_executor.kernels.linear.scaled_mm.deep_gemm"},
+        ),
+        (("vllm_deep_gemm",), {}, {"vllm._custom_ops"}),
+        (("vllm",), {}, set()),
+    ],
+)
+def test_what_is_left_out_of_a_package_is_not_imported_and_the_rest_is(
+    without: tuple[str, ...], ended: dict[str, str], imported: set[str], home: Home, tmp_path: Path
+) -> None:
+    peers_site.install(tmp_path / "site", "vllm")
+    code = f"""
+    import json, sys
+    sys.path.insert(0, {str(tmp_path / "site")!r})
+    from gemmtuned.configs.solution import Device
+    from gemmtuned.kernels import backends
+    from gemmtuned.kernels.other_packages import GUESTS
+
+    said, ran = {{}}, []
+    GUESTS.without, GUESTS.ended = {without!r}, {ended!r}
+    GUESTS.say = lambda name, why, wanted: said.update({{name: wanted}})
+    GUESTS.tell = lambda piece, package: ran.append(piece)
+    here = backends.environment(Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132))
+    GUESTS.say_unused()
+    vllm = [name for name in here.backends if name.startswith("vllm")]
+    print(json.dumps([sorted(vllm), said, sorted({{piece for piece in ran if piece.startswith("import")}})]))
+    """
+
+    done = home.run(code)
+
+    assert done.code == 0, done.err
+    there, said, ran = done.said
+    names = {name for name, (package, *_) in PEERS.items() if package == "vllm"}
+    deep = {"vllm_deep_gemm"} if "vllm.model_executor.kernels.linear.scaled_mm.deep_gemm" in imported else set()
+    cutlass = names - {"vllm_deep_gemm"} if "vllm._custom_ops" in imported else set()
+    assert set(there) == deep | cutlass
+    assert said == dict.fromkeys(names - deep - cutlass, bool(without))
+    assert {piece.removeprefix("import of ") for piece in ran} == imported
 
 
 SERVED = """

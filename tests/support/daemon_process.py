@@ -1,5 +1,5 @@
 """A real daemon process on an idle device with the planted search, by path: HOME [--once] [--wait-s S] [--busy]
-[--cpus N,N --locks FOLDER].
+[--cpus N,N --locks FOLDER] [--own-search] [--hello-s S].
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.seats.worker import Worker
+from gemmtuned.daemon.seats.left_out import Pieces
+from gemmtuned.daemon.seats.worker import Deadlines, Worker
 from gemmtuned.daemon.service.main import run_daemon
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,6 +31,8 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--cpus", default="", help="what its monitor says that the device is; none are locked")
     parser.add_argument("--locks", default="/nonexistent")
+    parser.add_argument("--own-search", action="store_true", help="the real one, with all backends there are")
+    parser.add_argument("--hello-s", type=float, default=60.0, help="how long a piece of a worker's start may take")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     settings = Settings.from_env(
@@ -38,7 +41,10 @@ def main() -> int:
     monitor = FakeMonitor(lambda now_s: 1.0 if args.busy else 0.0)
     monitor.cpus = tuple(map(int, filter(None, args.cpus.split(","))))
     monitor.read(time.time())  # so that the first turn knows the device
-    make_worker = partial(Worker, nice=0, search=SEARCH)  # a loaded machine must not starve a test
+    deadlines, search = Deadlines(hello_s=args.hello_s), "" if args.own_search else SEARCH
+    pieces = Pieces.of(settings)
+    # nice: a loaded machine must not starve a test
+    make_worker = partial(Worker, nice=0, search=search, deadlines=deadlines, pieces=pieces)
     try:
         code = run_daemon(settings, once=args.once, wait_s=args.wait_s, monitors=[monitor], make_worker=make_worker)
     except GemmtunedError as err:

@@ -1,0 +1,151 @@
+"""What workers do without: pieces of other packages that ended one, and names that somebody wants left out.
+
+A worker says which piece of which package it is about to run (kernels/other_packages.py).  One that ends it is kept in
+a file of the home, so that no later worker runs it, for as long as the same version of that package is installed, with
+the same torch.  What may not be its own fault, a hang or a SIGKILL, is kept for a day.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.read_file import read_small
+from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.notice import replace_file
+from gemmtuned.daemon.protocol.wire import Hello, LeftOut, Message
+
+logger = logging.getLogger("gemmtuned.daemon")
+
+FILE: Final = "left_out.json"
+MOST_BYTES: Final = 1 << 18
+MOST: Final = 200  # pieces
+DOUBTFUL_S: Final = 86_400.0
+# From outside: a service manager ends all processes of a daemon at the same time
+FROM_OUTSIDE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A piece that ended a worker. installed: what was installed then; doubtful: perhaps by no fault of its own."""
+
+    piece: str
+    package: str
+    version: str
+    installed: str
+    how: str
+    at_s: float
+    doubtful: bool
+
+    def holds(self, now_s: float) -> bool:
+        """Whether it is still to be left out."""
+        return self.installed == installed(self.package) and not (self.doubtful and self.at_s + DOUBTFUL_S < now_s)
+
+
+class Pieces:
+    """Those of a home; of none, for as long as this process lives. without: names that somebody wants left out."""
+
+    def __init__(self, home: Path | None = None, without: tuple[str, ...] = ()) -> None:
+        self.without = without
+        self._home = home
+        self._unwritten: tuple[Ended, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Pieces:
+        """Those of a home, without what its user wants left out."""
+        return cls(settings.home, settings.without)
+
+    def ended(self) -> dict[str, str]:
+        """The pieces that no worker may run now, each with how it ended one."""
+        now_s = time.time()
+        return {one.piece: f"ended a worker: {one.how}" for one in self._known() if one.holds(now_s)}
+
+    def blame(self, piece: str, package: str, how: str, *, doubtful: bool) -> None:
+        """This piece ended a worker. doubtful: perhaps by no fault of its own."""
+        now_s = time.time()
+        one = Ended(piece, package, _version(package), installed(package), how[:300], now_s, doubtful)
+        kept = [known for known in self._known() if known.piece != piece and known.holds(now_s)]
+        everything = (*kept, one)[-MOST:]
+        text = json.dumps({"pieces": [asdict(one) for one in everything]}, indent=1) + "\n"
+        self._unwritten = everything
+        where = "this process"
+        if self._home is not None and replace_file(self._home / FILE, text):
+            self._unwritten, where = (), str(self._home / FILE)
+        logger.warning(
+            "left out piece=%r package=%s version=%s reason=%r kept_in=%s",
+            piece, package, one.version, f"it ended a worker: {one.how}", where,
+        )  # fmt: skip
+
+    def _known(self) -> tuple[Ended, ...]:
+        return self._unwritten or (read(self._home) if self._home is not None else ())
+
+
+class Told:
+    """What the worker of one seat does without, as it says it itself: said once in the log, kept for reports."""
+
+    def __init__(self, device_id: str) -> None:
+        self._device_id, self._pid = device_id, 0
+        self._names: dict[str, str] = {}
+        self._logged: set[LeftOut] = set()
+
+    def hear(self, message: Message, pid: int) -> None:
+        """Whatever a worker says."""
+        if not isinstance(message, (LeftOut, Hello)):
+            return
+        if pid != self._pid:
+            self._pid, self._names = pid, {}
+        if isinstance(message, LeftOut):
+            self._names[message.name] = message.why
+            if message not in self._logged and len(self._logged) < MOST:
+                self._logged.add(message)
+                level = logging.INFO if message.wanted else logging.WARNING
+                logger.log(level, "left out device=%s name=%s reason=%r", self._device_id, message.name, message.why)
+
+    def lines(self) -> list[str]:
+        """One for each name, with why."""
+        return [f"{name}: {why}" for name, why in self._names.items()]
+
+
+def read(home: Path) -> tuple[Ended, ...]:
+    """What the file of a home says; nothing where it is none of ours."""
+    try:
+        found = json.loads(read_small(home / FILE, MOST_BYTES))["pieces"]
+        return tuple(_checked(one) for one in found)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def _checked(row: Mapping[str, object]) -> Ended:
+    types: dict[str, tuple[type, ...]] = {"str": (str,), "float": (int, float), "bool": (bool,)}
+    for field in fields(Ended):
+        if not isinstance(row[field.name], types[str(field.type)]):
+            raise TypeError(field.name)
+    return Ended(**row)  # type: ignore[arg-type]
+
+
+def installed(package: str) -> str:
+    """What must be equal for a piece of it to be as it was: its version and when that was installed, torch, Python."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    when = ""
+    try:
+        # The folder of its facts, which every installation makes anew
+        where = getattr(distribution(package), "_path", None)
+        when = str(Path(where).stat().st_mtime_ns) if where is not None else ""
+    except (PackageNotFoundError, OSError, TypeError, ValueError):
+        pass
+    return f"{package} {_version(package)} of {when}, torch {_version('torch')}, Python {python}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except (PackageNotFoundError, ValueError):
+        return ""
