@@ -224,6 +224,13 @@ def _opened(path: Path, flags: int, mode: int = 0) -> Iterator[int]:
         os.close(fd)
 
 
+def refuse_without_locks(path: Path) -> None:
+    """Raise StoreError where the kernel gives no locks: SQLite would wait for locks that nobody holds."""
+    why = no_locks(path.parent)
+    if why:
+        raise no_locks_error(path, why)
+
+
 def no_locks_error(path: Path, why: str) -> StoreError:
     """The error to raise where the kernel gives no locks: nobody holds them, and to wait does not help."""
     return StoreError(

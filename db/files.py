@@ -76,9 +76,7 @@ def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
         raise StoreError(f"{path}: no such database. Run a program with GEMMTUNED=1 first, or set GEMMTUNED_DB")
     path = path.resolve()
     faults.refuse_short(path)
-    why = faults.no_locks(path.parent)
-    if why:  # SQLite would wait for locks that nobody holds
-        raise faults.no_locks_error(path, why)
+    faults.refuse_without_locks(path)
     uri = path.as_uri()
     try:
         try:

@@ -91,6 +91,8 @@ class Handle:
             _put_log_away(self, found, locked=locked)
         self.file = found
         refuse_network(self.path)
+        if self._upgrade:  # the daemon and commands, which wait long
+            faults.refuse_without_locks(self.path)
         self._handles += 1
         descriptors = None if self._upgrade else Descriptors(self.path)
         try:

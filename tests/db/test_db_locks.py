@@ -275,11 +275,13 @@ def test_a_file_system_without_locks_is_named_by_every_command(
     store.sightings.add("serve", NEW, [saw(problem())], now_s=time.time())
     store.close()
     env = {**os.environ, "GEMMTUNED_HOME": str(tmp_path), "LD_PRELOAD": str(nolock), "NO_COLOR": "1", "COLUMNS": "300"}
+    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "gemmtuned", *command], env=env, capture_output=True, text=True, timeout=100, check=False
     )
     said = done.stdout + done.stderr
     assert "gives no locks" in said, said
+    assert time.monotonic() - began < 20, "nobody holds them, so nobody waits: the store's own limit is 30 s"
     assert "Traceback" not in said and "locked by another process" not in said
     assert "builds the database anew" not in said, "nothing is damaged"
     assert done.returncode == code, said
