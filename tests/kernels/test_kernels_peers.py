@@ -75,7 +75,7 @@ PEERS = {  # backend -> (its distribution, problems that it runs, problems that 
     ),
     "flashinfer_tensors": (
         "flashinfer-python",
-        ("scaled:fp8_e4m3>bf16:{m}x64x256,scale=tensor,math=reduced",),
+        ("scaled:fp8_e4m3>bf16:{m}x16x96,scale=tensor,math=reduced",),  # torch is slow at it on CPUs
         ("scaled:fp8_e4m3>bf16:8x64x256,scale=tensor", "scaled:fp8_e4m3>bf16:8x64x256+bias,scale=tensor,math=reduced"),
     ),
 }  # fmt: skip
