@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "blame.h"
+#include "called.h"
 #include "context.h"
 #include "live_check.h"
 #include "trial.h"
@@ -170,25 +171,34 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   Cell* cell = g_counters.cell(*thread, key);
   if (C10_UNLIKELY(!cell)) return stock();
   const uint64_t epoch = g_epoch.load(std::memory_order_acquire);
+  Found found = cell->found;
   if (C10_UNLIKELY(cell->epoch != epoch)) {
     const bool may = dispatching() && (!invariant() || key.flags & BATCH_INVARIANT);
-    cell->found = may ? look_up(*thread, key) : Found{};
+    cell->found = found = may ? look_up(*thread, key) : Found{};
     cell->epoch = epoch;
+    if constexpr (!Device::on_host)
+      if (may) found = before_captures(key, found, [&](const Problem& p) { return look_up(*thread, p); });
   }
   Depth inside(*thread);
   beat(thread->place);
   const auto count = [&](Outcome seen) {
     cell->add(seen);
-    if (C10_LIKELY(!(key.flags & GRAPH))) return;
+    if (C10_LIKELY(!(key.flags & GRAPH))) {
+      if constexpr (!Device::on_host)
+        if (seen != MISS && C10_UNLIKELY(static_cast<bool>(found.route->op))) g_called.add(*found.route, key);
+      return;
+    }
+    if (!g_captures_graphs.exchange(true, std::memory_order_relaxed)) g_epoch.fetch_add(1);  // for before_captures
     try {
       g_captures.add(Device::capture_id(slots.x()), key, seen);
     } catch (...) {  // its replays are not counted; the call has been made
     }
   };
-  Outcome outcome = cell->found.outcome;
-  Route* route = cell->found.route;
+  Outcome outcome = found.outcome;
+  Route* route = found.route;
   if (route && route->code != STOCK) {
-    if (flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots)) {
+    if (flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots) &&
+        may_serve_capture(*route, key)) {
       Tensor checked;
       try {
         const OnTrial going_on(*route, Device::on_host);

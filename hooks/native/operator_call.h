@@ -42,10 +42,14 @@ class OperatorCall {
         op_(find(facts)),
         schema_(op_.schema()),
         kept_(c10::Dispatcher::singleton().registerName(schema_.operator_name())),
+        id_(std::hash<std::string>{}(std::string(facts.name) + "." + facts.overload)),
         writes_(writes_y(facts)) {}
 
   // Whether it writes into y of the slots, which must be there.
   bool writes() const { return writes_; }
+
+  // The same for every route by this operator.
+  uint64_t id() const { return id_; }
 
   // The result: y of `slots` where the operator writes into it, else what it returns. Throws where its package has taken it
   // back since, or has put another in its place.
@@ -99,6 +103,7 @@ class OperatorCall {
   const c10::OperatorHandle op_;
   const c10::FunctionSchema schema_;
   const c10::RegistrationHandleRAII kept_;  // torch frees an operator whose name nobody has registered
+  const uint64_t id_;
   const bool writes_;
 };
 

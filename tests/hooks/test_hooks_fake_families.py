@@ -364,6 +364,68 @@ def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
     assert said == [True, True, ["scaled exact 2"], into, True, ["dense_add exact 1"], []]
 
 
+# An operator of a library that compiles at a first call with new sizes, which no capture allows
+COMPILES = """
+    from gemmtuned.configs.launch import OperatorLaunch
+    theirs, ran = torch.library.Library("theirs", "DEF"), []
+    theirs.define("mm(Tensor x, Tensor w) -> Tensor")
+    def mm(x, w):
+        ran.append(x.shape[0])
+        return torch.ops.fake.on_gpu(host(x) @ host(w).t())
+    theirs.impl("mm", mm, "CUDA")
+    record = OperatorLaunch(operator="theirs::mm", schema=str(torch.ops.theirs.mm.default._schema),
+                            arguments=("x", "w"), package="theirs", version="1")
+    fake.fake_stream(0x5000)
+    hook.install()
+
+    def publish(generation, *modes, ident=70):
+        rows = [native.Row(replace(problem, m=m), "exact", mode, ident, 7, "cuda:0", packed.operator_call(record))
+                for m in (4, 2) for mode in modes]
+        hook.load(rows, generation)
+        hook.set_mode(native.CAPTURE | native.DISPATCH)
+
+    def made(m=4, *, captured=False):
+        before = len(ran)
+        if captured:
+            cuda.fake_capture(0x5000, 1, 1, 0x9000)
+        y = torch.mm(gx[:m], gw.t())
+        cuda.fake_capture(0x5000, 0, 0, 0)
+        assert torch.allclose(host(y), right[:m], atol=1e-4)
+        return [*(s.outcome for s in hook.drain()), len(ran) - before]
+"""
+
+
+def test_an_operator_serves_no_capture_before_it_was_called_with_these_sizes(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        COMPILES,
+        """
+    publish(1, "eager", "graph")
+    said = [made(captured=True), made(), made(captured=True), made(2, captured=True), made(2), made(2, captured=True)]
+    publish(2, "graph", ident=80)  # what it has compiled stays
+    print(json.dumps([said, made(captured=True), hook.failures()]))
+    """,
+    )
+    assert said == [[["miss", 0], ["exact", 1], ["exact", 1]] * 2, ["exact", 1], []]
+
+
+def test_an_operator_that_is_best_in_graphs_alone_serves_one_call_before_the_next_capture(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        COMPILES,
+        """
+    publish(1, "graph")
+    print(json.dumps([[made(), made()], made(captured=True), [made(), made(), made()], made(captured=True),
+                      [made(2), made(2)], made(2, captured=True), hook.failures()]))
+    """,
+    )
+    never, first, warmed, second, other, others, failures = said
+    assert never == [["miss", 0]] * 2, "a program that captures nothing compiles nothing"
+    assert first == ["miss", 0]
+    assert warmed == [["exact", 1], ["miss", 0], ["miss", 0]] and second == ["exact", 1]
+    assert other == [["exact", 1], ["miss", 0]] and others == ["exact", 1] and failures == []
+
+
 def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> None:
     said = run(
         OPERANDS,
