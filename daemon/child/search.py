@@ -180,11 +180,11 @@ class _Contest:
         started = self._trials.start(winner.candidate)
         try:
             keep_binary(winner, BACKENDS[winner.candidate.backend], self.target)
-        except CandidateFailed as err:
-            self._trials.report(winner.candidate, "confirm", "refused", started, note=first_line(err))
-            return False
         except TableError as err:  # the disk refuses, which says nothing about the winner
             raise TryLater(str(err)) from err
+        except REFUSALS as err:
+            self._trials.report(winner.candidate, "confirm", "refused", started, note=first_line(err))
+            return False
         return True
 
     def _default_kernels(self) -> dict[Problem, Kernel]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from subprocess import SubprocessError
 from typing import Final
 
 import torch
@@ -63,7 +64,7 @@ THOROUGH_FLOPS: Final = 5e7  # up to here (about a millisecond of two cores) all
 # What a backend may raise when it cannot run a problem (torch: mostly RuntimeError)
 REFUSALS: Final = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, MemoryError,
-    CandidateFailed,
+    OSError, ImportError, SyntaxError, SubprocessError, CandidateFailed,
 )  # fmt: skip
 
 

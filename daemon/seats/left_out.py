@@ -72,13 +72,16 @@ class Pieces:
         """This piece ended a worker. doubtful: perhaps by no fault of its own."""
         now_s = time.time()
         one = Ended(piece, package, _version(package), installed(package), how[:300], now_s, doubtful)
-        kept = [known for known in self._known() if known.piece != piece and known.holds(now_s)]
+        before = self._known()
+        kept = [known for known in before if known.piece != piece and known.holds(now_s)]
         everything = (*kept, one)[-MOST:]
         text = json.dumps({"pieces": [asdict(one) for one in everything]}, indent=1) + "\n"
         self._unwritten = everything
         where = "this process"
         if self._home is not None and replace_file(self._home / FILE, text):
             self._unwritten, where = (), str(self._home / FILE)
+        if any(known.piece == piece and known.holds(now_s) for known in before):  # by another seat's worker
+            return
         logger.warning(
             "left out piece=%r package=%s version=%s reason=%r kept_in=%s",
             piece, package, one.version, f"it ended a worker: {one.how}", where,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from gemmtuned.configs.moment import moment
@@ -16,7 +17,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     """One line for each piece that ended a worker and is still installed as it was then."""
     now_s = time.time()
     for one in read(settings.home):
-        if not one.holds(now_s):
+        if not one.holds(now_s) or any(fnmatchcase(one.package, name) for name in settings.without):
             continue
         package = " ".join(filter(None, (one.package or "a package", one.version)))
         found = (
@@ -25,7 +26,7 @@ def checks(settings: Settings) -> Iterator[Check]:
         )
         if one.doubtful:
             found = found.replace("with this version", "for a day")
-        fix = f"install another version of it, or set GEMMTUNED_WITHOUT={one.package}"
+        fix = "install another version of it" + (f", or set GEMMTUNED_WITHOUT={one.package}" if one.package else "")
         fix += f"; to have it tried again: rm {settings.home / FILE}"
         yield Check("other packages", WARN, found, fix)
 

@@ -107,7 +107,12 @@ class OperatorBackend:
                 x, b = given["x"], given["b"]
                 given["y"] = x.new_empty((*x.shape[:-1], b.shape[-1]), dtype=out)
             values = [_passed(a, given) for a in arguments]
-            y: Tensor = function(*values[:first_named], **dict(zip(by_name, values[first_named:], strict=True)))
+            try:
+                y: Tensor = function(*values[:first_named], **dict(zip(by_name, values[first_named:], strict=True)))
+            except RuntimeError:  # torch's own kind
+                raise
+            except (Exception, SystemExit) as err:  # a library that compiles at its first call may raise anything there
+                raise CandidateFailed(f"{self.operator}: {reason_of(err)}") from err
             return given["y"] if writes else y
 
         return StatelessKernel(run)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import peers_site
@@ -12,9 +14,12 @@ import torch
 from hooked import Home
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, cpu_device
-from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
+from gemmtuned.daemon.child.verify import verify
+from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
+from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.other_packages import GUESTS
 
 H200 = Device("cuda-nvidia-h200-132", "cuda", "NVIDIA H200", "sm_90", 132)
 PEERS = {  # backend -> (its distribution, problems that it runs, problems that it must not be given)
@@ -178,6 +183,50 @@ def test_arguments_that_have_names_alone_are_given_by_name(given: dict[str, Any]
     for arguments in (given, ("x", "w", times)):
         kernel = BY_NAME(arguments=arguments).prepare(Candidate("by_name"), problem)
         assert torch.equal(kernel.call(x, w.t(), None), x @ w.t() * times)
+
+
+class OfTheirs(Exception):
+    """Packages have errors of their own."""
+
+
+@pytest.mark.parametrize("error", [
+    CalledProcessError(1, "nvcc"), FileNotFoundError("nvcc"), ImportError("ninja"), SystemExit(1), OfTheirs("no"),
+])  # fmt: skip
+def test_an_operator_that_cannot_compile_is_refused_and_the_search_goes_on(error: BaseException) -> None:
+    """Seen of libraries that compile at their first call, where no compiler is installed."""
+    library, name = torch.library.Library("cannot_compile", "FRAGMENT"), type(error).__name__
+    library.define(f"{name}(Tensor x, Tensor w) -> Tensor")
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    library.impl(name, product, "CPU")
+    backend = OperatorBackend(
+        name="theirs", package="torch", operator=f"cannot_compile::{name}", suits=lambda _: True, arguments=("x", "w"),
+        kinds=("cpu",),
+    )  # fmt: skip
+    problem, found = Problem.parse("fp32:8x16x24,threads=1"), Candidate("theirs")
+    kernel, stock = backend.prepare(found, problem), family_of(problem).default(problem)
+
+    verdict = verify(problem, {found: kernel}, stock, device=torch.device("cpu"))[found]
+
+    assert verdict.outcome == "refused" and name in verdict.note
+
+
+def test_a_backend_that_raises_when_it_is_asked_for_candidates_costs_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def suits(problem: Problem) -> bool:
+        raise KeyError(problem.family)
+
+    said: list[str] = []
+    broken = replace(BY_NAME(arguments=("x", "w")), suits=suits)
+    monkeypatch.setitem(BACKENDS, broken.name, broken)
+    monkeypatch.setitem(GUESTS.package_of, broken.name, "theirs")
+    monkeypatch.setattr(GUESTS, "say", lambda name, why, wanted: said.append(f"{name}: {why}"))
+    here = Environment(cpu_device(), {"torch": "1", "torch_swap": "1", broken.name: "1"})
+
+    found = {candidate.backend for candidate in candidates(Problem.parse("fp32:8x16x24,threads=1"), here)}
+
+    assert found == {"torch", "torch_swap"} and said == ["by_name: KeyError: 'dense'"]
 
 
 def test_a_package_that_would_end_the_worker_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
