@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.daemon.protocol.wire import COMPILING, RACING, Trial
+from gemmtuned.daemon.protocol.wire import COMPILING, MAY_COMPILE, RACING, Trial
+from gemmtuned.kernels.backends import BACKENDS
 
 Emit = Callable[[Trial], None]
 
@@ -27,7 +28,8 @@ class Trials:
     def start(self, candidate: Candidate) -> int:
         """It is tried from now on, which is what is returned: if the worker dies, it died of this one."""
         started = now_us()
-        self.emit(Trial(self.problem, candidate, "start", None, None, "ok", "", started))
+        note = MAY_COMPILE if getattr(BACKENDS.get(candidate.backend), "compiles", False) else ""
+        self.emit(Trial(self.problem, candidate, "start", None, None, "ok", note, started))
         return started
 
     def racing(self, candidate: Candidate) -> None:

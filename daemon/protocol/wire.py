@@ -22,6 +22,7 @@ PHASES: Final = ("start", "screen", "verify", "confirm")
 OUTCOMES: Final = ("ok", "slower", "rejected", "wrong", "refused", "oom", "crash", "killed", "hang")
 RACING: Final = "racing"  # note of a start: it races with another candidate, and either may be what fails
 COMPILING: Final = "compiling"  # note of a start that only compiles: the device is not in use
+MAY_COMPILE: Final = "may compile"  # note of a start: its library compiles at a first call, which takes minutes
 _HEAD: Final = struct.Struct(">I")
 
 
@@ -48,8 +49,8 @@ class Hello:
 class Trial:
     """One step of a search, reported as it happens.
 
-    phase: start (it begins now: what follows, should nothing more be heard, is its doing; note COMPILING or
-    RACING), screen, verify, confirm.
+    phase: start (it begins now: what follows, should nothing more be heard, is its doing; note COMPILING, RACING
+    or MAY_COMPILE), screen, verify, confirm.
     outcome: ok, slower, rejected (right, yet outside the tolerance that was asked for), wrong, refused,
     oom (short of memory: nobody's fault); crash, killed (by SIGKILL) and hang are for the parent to say.
     err_ratio: share of elements outside AITER's tolerance.  started_us: UTC microseconds.

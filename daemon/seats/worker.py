@@ -27,6 +27,7 @@ from gemmtuned.daemon.leftovers import alive_in_group
 from gemmtuned.daemon.process_output import cut, last_line, output_file, signal_name
 from gemmtuned.daemon.protocol.wire import (
     COMPILING,
+    MAY_COMPILE,
     Failed,
     Found,
     Hello,
@@ -55,8 +56,9 @@ class Deadlines:
 
     hello_s: at its start, for importing torch from a cold disk at nice 19, and again for each piece of other packages.
     prepare_s: after an order, for operands and their reference.  candidate_s: between the start of a candidate and its
-    result.  compile_s: while a candidate is compiled ahead, which has a limit of its own (compile_ahead.py).  other_s:
-    between any two other messages.
+    result.  compile_s: while a candidate is compiled ahead, which has a limit of its own (compile_ahead.py).
+    may_compile_s: as candidate_s, of one whose library compiles at a first call.  other_s: between any two other
+    messages.
     gflop_s: added to these for each GFLOP of the largest problem: four times what a core at 1 GFLOP/s needs.
     timeout_s: a candidate's limit as the user set it, in place of candidate_s and gflop_s.
     """
@@ -65,6 +67,7 @@ class Deadlines:
     prepare_s: float = 120.0
     candidate_s: float = 120.0
     compile_s: float = 120.0
+    may_compile_s: float = 600.0
     other_s: float = 120.0
     gflop_s: float = 4.0
     timeout_s: float | None = None
@@ -249,7 +252,9 @@ class Worker:
             if message.phase == "start" and message.note == COMPILING:
                 self._expect(self._deadlines.compile_s, f"compiling {message.candidate} for {message.problem}")
             elif message.phase == "start":
-                self._expect(self._deadlines.candidate_s, f"trying {message.candidate} on {message.problem}")
+                known = self._deadlines
+                seconds = known.may_compile_s if message.note == MAY_COMPILE else known.candidate_s
+                self._expect(seconds, f"trying {message.candidate} on {message.problem}")
                 if self._deadlines.timeout_s is not None:
                     self._until = time.monotonic() + self._deadlines.timeout_s + _PAUSES_S
             else:

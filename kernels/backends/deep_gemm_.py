@@ -20,11 +20,11 @@ BACKENDS: Final = (
             "a": "x", "a_sf": "scale_x", "b": "w", "b_sf": "scale_w", "d": "y", "compiled_dims": "=nk",
             "disable_ue8m0_cast": True,
         },
-        suits=is_deep_gemms, conditions=(COLUMNS,), contiguous=("x", "w", "scale_w"),
+        suits=is_deep_gemms, conditions=(COLUMNS,), contiguous=("x", "w", "scale_w"), compiles=True,
     ),
     OperatorBackend(
         name="deep_gemm", package=("deep-gemm", "deep_gemm"), imports=("gemmtuned.kernels.from_deep_gemm",),
         operator="gemmtuned_deep_gemm::fp8_gemm_nt", arguments=("x", "scale_x", "w", "scale_w", "y"),
-        suits=is_deep_gemms, conditions=(COLUMNS,), contiguous=("x", "w", "scale_w"),
+        suits=is_deep_gemms, conditions=(COLUMNS,), contiguous=("x", "w", "scale_w"), compiles=True,
     ),
 )  # fmt: skip

@@ -27,10 +27,11 @@ BACKENDS: Final = (
     OperatorBackend(
         name="flashinfer_blocks", package="flashinfer-python", imports=("gemmtuned.kernels.from_flashinfer",),
         operator="gemmtuned_flashinfer::fp8_blockscale_gemm_sm90", arguments=("x", "w", "scale_x", "scale_w", "y"),
-        suits=_blocks, conditions=(COLUMNS,), contiguous=("x", "w", "scale_w"),
+        suits=_blocks, conditions=(COLUMNS,), contiguous=("x", "w", "scale_w"), compiles=True,
     ),
     OperatorBackend(
         name="flashinfer_tensors", package="flashinfer-python", imports=("gemmtuned.kernels.from_flashinfer",),
         operator="gemmtuned_flashinfer::bmm_fp8", arguments=("x", "b", "scale_x", "scale_b", "y"), suits=_tensors,
+        compiles=True,
     ),
 )  # fmt: skip

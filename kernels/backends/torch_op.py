@@ -52,6 +52,7 @@ class OperatorBackend:
     `out_dtype` for torch's number of Y's data type; a text is `=nk`, and anything else is passed as it is.
     suits: problems that it runs.  kinds: of devices.  contiguous: operands that must be, else torch runs the call;
     conditions: what else operands must meet.  order: at a tie the backend with the lower one wins.
+    compiles: whether it compiles at a first call with new sizes, for which the daemon then waits ten minutes.
     """
 
     name: str
@@ -64,6 +65,7 @@ class OperatorBackend:
     contiguous: tuple[str, ...] = ("x", "w")
     conditions: tuple[Condition, ...] = ()
     order: int = OTHERS
+    compiles: bool = False
 
     def stamps(self, device: Device) -> dict[str, str]:
         """The version of its package; none on other devices, and where package or operator are not there."""

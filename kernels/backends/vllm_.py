@@ -43,6 +43,6 @@ BACKENDS: Final = (
         name="vllm_deep_gemm", package="vllm",
         imports=("vllm.model_executor.kernels.linear.scaled_mm.deep_gemm",), operator="vllm::fp8_gemm_nt_op",
         arguments=("x", "scale_x", "w", "scale_w", "y", False), suits=is_deep_gemms, conditions=(COLUMNS,),
-        contiguous=("x", "w", "scale_w"),
+        contiguous=("x", "w", "scale_w"), compiles=True,
     ),
 )  # fmt: skip

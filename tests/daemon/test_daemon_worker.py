@@ -163,6 +163,14 @@ def test_a_hang_is_killed_at_its_deadline(start: Start) -> None:
     assert not is_running(worker.pid)
 
 
+def test_a_candidate_that_may_compile_at_its_first_call_has_minutes_for_it(start: Start) -> None:
+    """A library that builds its kernels with nvcc was taken for one that hangs."""
+    worker = ready(start())
+    worker.tune(order(53))
+    assert isinstance(said(worker, answered)[-1], Found)
+    assert ON_GPU.may_compile_s > 300
+
+
 def test_a_hanging_kernel_has_a_gpu_for_less_than_half_a_minute() -> None:
     assert ON_GPU.candidate_s + TERM_GRACE_S + KILL_WAIT_S < 30
     assert ON_GPU.compile_s > JOB_S, "a slow compiler is given up by the child, and costs no worker"

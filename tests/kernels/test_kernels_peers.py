@@ -15,7 +15,9 @@ from hooked import Home
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
+from gemmtuned.daemon.child.trials import Trials
 from gemmtuned.daemon.child.verify import verify
+from gemmtuned.daemon.protocol.wire import MAY_COMPILE, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
 from gemmtuned.kernels.families import family_of
@@ -211,6 +213,15 @@ def test_an_operator_that_cannot_compile_is_refused_and_the_search_goes_on(error
     verdict = verify(problem, {found: kernel}, stock, device=torch.device("cpu"))[found]
 
     assert verdict.outcome == "refused" and name in verdict.note
+
+
+def test_libraries_that_compile_at_their_first_call_are_given_the_time_for_it() -> None:
+    starts: list[Trial] = []
+    for name in (*PEERS, "torch", "cublaslt"):
+        Trials(Problem(m=8, n=8, k=8), starts.append).start(Candidate(name))
+
+    slow = {start.candidate.backend for start in starts if start.note == MAY_COMPILE}
+    assert slow == {name for name in PEERS if "deep_gemm" in name or "flashinfer" in name}
 
 
 def test_a_backend_that_raises_when_it_is_asked_for_candidates_costs_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """A search for workers under test: no torch, each behaviour chosen by the problem's n. Loaded by path in the child.
 
 n: 13 hangs, 17 aborts, 19 is killed from outside, 23 eats memory, 29 raises, 31 floods its output and ends, 37 takes
-half a minute, 41 leaves a child behind and aborts, 43 says that it cannot be done now, 47 aborts
-where `bad` races with another candidate; everything else finds that
-`fast` wins, or torch where `fast` may not be tried.
+half a minute, 53 a second, as it says that it may, 41 leaves a child behind and aborts, 43 says that it cannot be done
+now, 47 aborts where `bad` races with another candidate; everything else finds that `fast` wins, or torch where `fast`
+may not be tried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.daemon.protocol.options import SearchOptions
-from gemmtuned.daemon.protocol.wire import RACING, Trial
+from gemmtuned.daemon.protocol.wire import MAY_COMPILE, RACING, Trial
 
 TORCH, SLOW, FAST, BAD = (Candidate(name) for name in ("torch", "slow", "fast", "bad"))
 DEVICE = Device(key="cpu-planted", kind="cpu", name="planted", arch="x86_64", units=2)
@@ -47,7 +47,8 @@ def tune(
     for candidate in (TORCH, *offered[: options.first]):
         for problem in members:
             started_us = time.time_ns() // 1000
-            emit(Trial(problem, candidate, "start", None, None, "", "", started_us))
+            note = MAY_COMPILE if problem.n == 53 else ""
+            emit(Trial(problem, candidate, "start", None, None, "", note, started_us))
             if candidate == BAD:
                 misbehave(problem)
                 if problem.n == 47 and not options.torchs_alone:
@@ -93,8 +94,8 @@ def misbehave(problem: Problem) -> None:
         sys.stdout.write("noise\n" * 200_000)
         print("\x1b[31mlast words", file=sys.stderr, flush=True)
         os._exit(7)
-    elif problem.n == 37:
-        time.sleep(30)
+    elif problem.n in (37, 53):
+        time.sleep(30 if problem.n == 37 else 1)
     elif problem.n == 41:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         os.abort()
