@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gemmtuned.configs.unpatched import as_built
+from gemmtuned.configs.unpatched import as_built, builtins
+
+__builtins__ = builtins
 
 MONOTONIC = time.CLOCK_MONOTONIC
 REALTIME = time.CLOCK_REALTIME

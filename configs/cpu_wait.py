@@ -6,9 +6,12 @@ waiting: it is taken from the programs there at all times, so it belongs to what
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
+
+from gemmtuned.configs.unpatched import builtins, os
+
+__builtins__ = builtins
 
 
 class CpuWait:
@@ -31,7 +34,7 @@ class CpuWait:
     def spent_s(self) -> tuple[float, float] | None:
         """Seconds that the threads of now (ran, waited); only differences mean anything. None: nobody counts here."""
         try:
-            threads = sorted(os.listdir(self._threads), key=int)[: self._most]  # noqa: PTH208
+            threads = sorted(os.listdir(self._threads), key=int)[: self._most]
             counts = [_spent_ns(self._threads / thread / "schedstat") for thread in threads]
         except (OSError, ValueError, IndexError):
             return None

@@ -6,23 +6,38 @@ a program may have changed that, and Python leaves it alone in one that embeds i
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
+from typing import Final
+
+from gemmtuned.configs.unpatched import builtins, signal
+
+__builtins__ = builtins
+
+_OURS: Final = {signal.SIGXFSZ}
 
 
-@contextmanager
-def no_signal_at_a_limit() -> Iterator[None]:
-    """Around writes of ours in the program's own threads; ours block all signals."""
-    ours = {signal.SIGXFSZ}
-    if ours <= signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        yield
-        return
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ours)
-        yield
-    finally:
+def no_signal_at_a_limit() -> Blocked:
+    """Around writes of ours in the program's own threads; ours block all signals. A decorator, too."""
+    return Blocked()
+
+
+class Blocked(ContextDecorator):
+    """SIGXFSZ, unless it was before."""
+
+    _was = True
+
+    def _recreate_cm(self) -> Blocked:
+        return Blocked()
+
+    def __enter__(self) -> None:
+        self._was = signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= _OURS
+        if not self._was:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+
+    def __exit__(self, *error: object) -> None:
+        if self._was:
+            return
         try:
-            signal.sigtimedwait(ours, 0)  # one that a write of ours has sent
+            signal.sigtimedwait(_OURS, 0)  # one that a write of ours has sent
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)

@@ -7,7 +7,6 @@ lock is free, whether or not it was given back.
 
 from __future__ import annotations
 
-import _thread
 import gc
 import math
 import sys
@@ -15,8 +14,11 @@ from types import FrameType
 from typing import Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.unpatched import sleep
+from gemmtuned.configs.unpatched import builtins, get_ident, sleep, thread_count
 
+__builtins__ = builtins
+
+_getframe, _current_frames = sys._getframe, sys._current_frames
 _LOOK_S: Final = 0.0005
 _PATIENCE_S: Final = 0.05  # a look into another thread takes up to 0.2 us for each thread of the program
 _MORE_FRAMES: Final = 64  # room for those of threads that C began
@@ -33,13 +35,13 @@ class Running:
     done = False  # whether somebody has said that it is over
 
     def __init__(self, frame: FrameType, *, at: int | None = None) -> None:
-        self.thread = _thread.get_ident()
+        self.thread = get_ident()
         self._id, self._code, self._at = id(frame), frame.f_code, at
 
     def is_over(self) -> bool:
         """Whether the call has ended, or has come to another instruction."""
-        mine = self.thread == _thread.get_ident()
-        frame = sys._getframe(1) if mine else _top_of(self.thread)
+        mine = self.thread == get_ident()
+        frame = _getframe(1) if mine else _top_of(self.thread)
         last = None
         while frame is not None:
             if self.is_of(frame):
@@ -68,18 +70,18 @@ class FrameLock:
 
     def __enter__(self) -> bool:
         """False where this thread holds it already, further out."""
-        return self._take(Running(sys._getframe(1)), math.inf) is not None
+        return self._take(Running(_getframe(1)), math.inf) is not None
 
     def __exit__(self, *_: object) -> None:
-        self._give_back(sys._getframe(1))
+        self._give_back(_getframe(1))
 
     def enter(self, timeout_s: float) -> bool:
         """Take it for the calling function; False when others held it for all of the time."""
-        return self._take(Running(sys._getframe(1)), timeout_s) is not False
+        return self._take(Running(_getframe(1)), timeout_s) is not False
 
     def leave(self) -> None:
         """Give it back, in the function that called `enter`."""
-        self._give_back(sys._getframe(1))
+        self._give_back(_getframe(1))
 
     def hold(self, holder: Running, timeout_s: float) -> bool:
         """Take it until `holder` is over; False when others held it for all of the time."""
@@ -132,6 +134,6 @@ def _top_of(thread: int) -> FrameType | None:
     other threads run, would stop the program for ever, so we have one come before (python/cpython#106883).
     """
     if sys.version_info[:2] == (3, 11) and gc.isenabled():
-        if gc.get_count()[0] + _thread._count() + _MORE_FRAMES > gc.get_threshold()[0]:
+        if gc.get_count()[0] + thread_count() + _MORE_FRAMES > gc.get_threshold()[0]:
             gc.collect(0)
-    return sys._current_frames().get(thread)
+    return _current_frames().get(thread)

@@ -13,6 +13,9 @@ from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import CHAIN_M, DTYPES, FAMILIES, LAYOUTS, MATH_MODES, SCALE_LAYOUTS, SCALES, Problem
 from gemmtuned.configs.tunable import MOE_ACTS
+from gemmtuned.configs.unpatched import builtins
+
+__builtins__ = builtins
 
 MAX_BYTES: Final = 48
 PLACES: Final = ("cpu", "cuda")  # index = device type

@@ -155,7 +155,7 @@ class Problem:
             self._check_experts()
 
     def __hash__(self) -> int:  # the store asks a dictionary five times for each of thousands
-        return hash(_told_apart_by(self))
+        return _told_apart_by(self).__hash__()  # a program may have replaced `hash`
 
     def _check_size(self, name: str, where: str = "") -> None:
         value = getattr(self, name)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import os
 from pathlib import Path
 from typing import Final
+
+from gemmtuned.configs.unpatched import builtins, os
+
+__builtins__ = builtins
 
 _WIPED_IN_CHILDREN: Final = 18  # MADV_WIPEONFORK, of Linux 4.14
 
@@ -37,7 +40,7 @@ def pid_namespace() -> str | None:
     cannot be known: without /proc, or where it is another namespace's, so that a number in it is another process.
     """
     try:
-        if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115  (while a program runs; a Path costs more)
+        if os.readlink("/proc/self") != str(os.getpid()):
             return None
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
         return f"{boot[:80]} {namespace_of('self')}"

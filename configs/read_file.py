@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from pathlib import Path
 from typing import Final
+
+from gemmtuned.configs.unpatched import builtins, os
+
+__builtins__ = builtins
 
 SMALL_BYTES: Final = 4096
 

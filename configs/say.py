@@ -10,16 +10,18 @@ stdout: a program that sends both to a log does so on purpose.
 
 from __future__ import annotations
 
-import _thread
 import errno
 import logging
-import os
 import select
 import sys
 from typing import Any, Final
 
 from gemmtuned.configs.file_size import no_signal_at_a_limit
+from gemmtuned.configs.unpatched import builtins, get_ident, os
 
+__builtins__ = builtins
+
+_poll = select.poll
 _STDERR: Final = 2
 _STDOUT: Final = 1
 _ours: set[int] = set()  # idents of our threads
@@ -34,7 +36,7 @@ def begin() -> None:
 
 def our_thread() -> None:
     """The calling thread is ours: its messages go to the descriptor, not through the program's sys.stderr."""
-    _ours.add(_thread.get_ident())
+    _ours.add(get_ident())
 
 
 def our_thread_is_nobody() -> None:
@@ -45,13 +47,13 @@ def our_thread_is_nobody() -> None:
     """
     threading = sys.modules.get("threading")
     known: dict[int, object] = getattr(threading, "_active", {})
-    if type(known.get(_thread.get_ident())) is getattr(threading, "_DummyThread", None):
-        known.pop(_thread.get_ident(), None)
+    if type(known.get(get_ident())) is getattr(threading, "_DummyThread", None):
+        known.pop(get_ident(), None)
 
 
 def our_thread_ends() -> None:
     """Undo `our_thread`, since another thread may get its ident next."""
-    _ours.discard(_thread.get_ident())
+    _ours.discard(get_ident())
 
 
 def after_fork() -> None:
@@ -70,7 +72,7 @@ def say_line(line: str) -> None:
         stream = sys.stderr
         if stream is None:
             return
-        ours = _thread.get_ident() in _ours
+        ours = get_ident() in _ours
         number = _STDERR if ours else _number_of(stream)
         if number is not None and not _takes_a_line(number):
             return
@@ -106,7 +108,7 @@ class Once:
 
 def tell(log: logging.Logger, level: int, message: str, *values: object) -> None:
     """As log.log; but in our thread a warning goes to stderr, and lower levels are dropped."""
-    if _thread.get_ident() not in _ours:
+    if get_ident() not in _ours:
         log.log(level, message, *values)
     elif level >= logging.WARNING:
         say(message % values if values else message)
@@ -140,7 +142,7 @@ def _leads_to(fd: int) -> _Facts:
 
 def _name_of(fd: int) -> str | None:
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  a Path asks for more
+        return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return None
 
@@ -158,7 +160,7 @@ def _takes_a_line(fd: int) -> bool:
 
     A parent may read the program's stderr only after its end, which would never come if we waited.
     """
-    poll = select.poll()
+    poll = _poll()
     poll.register(fd, select.POLLOUT)
     states = [state for _, state in poll.poll(0)]
     return bool(states) and not states[0] & (select.POLLERR | select.POLLNVAL)

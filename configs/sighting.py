@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.configs.value_class import value_class
+
+__builtins__ = builtins
 
 OUTCOMES: Final = ("miss", "exact", "padded")  # index = code in the native table
 

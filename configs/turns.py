@@ -13,6 +13,9 @@ from typing import TypeVar
 
 from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.say import say
+from gemmtuned.configs.unpatched import builtins
+
+__builtins__ = builtins
 
 T = TypeVar("T")
 

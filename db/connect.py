@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import sqlite3
 import weakref
 from collections.abc import Callable
@@ -23,10 +22,13 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.processes import own_process
 from gemmtuned.configs.say import tell
+from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
 from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, foreign_keys, under_lock
 from gemmtuned.db.lockfile import LockFile
+
+__builtins__ = builtins
 
 __all__ = ["Beat", "Connection"]
 
@@ -34,6 +36,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MIN_SQLITE: Final = (3, 37)  # STRICT tables; RETURNING came in 3.35
+AT_END_S: Final = 0.25
 FORK_WAIT_S: Final = 0.05  # for each of two locks; a fork may ask twice
 
 
@@ -255,26 +258,18 @@ class Connection:
 
     def _write(self, work: Callable[[sqlite3.Connection], T], durable: bool, unchecked: bool) -> T:
         self._handle.ready()
-        with under_lock(self._handle), foreign_keys(self._handle, off=unchecked):
-            failpoints.point("store.begin")
-            conn = self._handle.ready_to_write()  # again, since the file may have been set aside while we waited
-            if durable:
-                conn.execute("PRAGMA synchronous = FULL")
-            conn.execute("BEGIN IMMEDIATE")  # as in `read`
-            try:
-                _refuse_newer(conn, self.path)
-                result = work(conn)
-                failpoints.point("store.commit")
-                self._handle.commit(conn)
-            except BaseException:
-                if conn is self._handle.conn and conn.in_transaction:
-                    conn.execute("ROLLBACK")
-                if durable:
-                    with contextlib.suppress(sqlite3.Error):
-                        conn.execute("PRAGMA synchronous = NORMAL")
+        results: list[T] = []
+        try:
+            with under_lock(self._handle), foreign_keys(self._handle, off=unchecked):
+                failpoints.point("store.begin")
+                conn = self._handle.ready_to_write()  # again, since the file may have been set aside while we waited
+                _transact(self._handle, conn, work, durable, results)
+                self._after_commit(conn, durable)
+        except Exception as err:
+            if not results:
                 raise
-            self._after_commit(conn, durable)
-            return result
+            _tell_trouble(self.path, err)
+        return results[0]
 
     def _after_commit(self, conn: sqlite3.Connection, durable: bool) -> None:
         """Housekeeping after a commit. Its errors must not reach the caller, who would do the work a second time."""
@@ -284,9 +279,35 @@ class Connection:
                 conn.execute("PRAGMA synchronous = NORMAL")
             self._handle.checkpoint_if_large(conn)
         except (sqlite3.Error, OSError, MemoryError) as err:
-            tell(log, logging.WARNING, "written, and trouble after it path=%s reason=%s", self.path, err)
+            _tell_trouble(self.path, err)
             with contextlib.suppress(sqlite3.Error, OSError):
                 self._handle.drop(locked=True)  # opened anew at the next use
+
+
+def _transact(
+    handle: Handle, conn: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], durable: bool, results: list[T]
+) -> None:
+    """Do the work in one transaction. Once that is committed, `results` has its result."""
+    if durable:
+        conn.execute("PRAGMA synchronous = FULL")
+    conn.execute("BEGIN IMMEDIATE")  # as in `read`
+    try:
+        _refuse_newer(conn, handle.path)
+        result = work(conn)
+        failpoints.point("store.commit")
+        handle.commit(conn)
+        results.append(result)
+    except BaseException:
+        if conn is handle.conn and conn.in_transaction:
+            conn.execute("ROLLBACK")
+        if durable:
+            with contextlib.suppress(sqlite3.Error):
+                conn.execute("PRAGMA synchronous = NORMAL")
+        raise
+
+
+def _tell_trouble(path: Path, err: Exception) -> None:
+    tell(log, logging.WARNING, "written, and trouble after it path=%s reason=%s", path, err)
 
 
 def _is_surely_damaged(handle: Handle) -> bool:
@@ -353,10 +374,21 @@ def _mind_forks() -> None:
             one.after_fork()
 
 
+def _close_at_end(one: Connection) -> None:
+    """As `close`; the end of the program waits neither for others nor for a disk that does not answer."""
+    _mind_forks()
+    one._handle.timeout_s = min(one.timeout_s, AT_END_S)
+    if one._thread.enter(AT_END_S):
+        try:
+            one._handle.drop()
+            one.lock.close()
+        finally:
+            one._thread.leave()
+
+
 def _at_exit() -> None:
     for one in list(_all):
-        one._handle.timeout_s = min(one.timeout_s, 0.25)  # never hold up the end of the program
-        one.close()
+        _close_at_end(one)
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -6,9 +6,12 @@ device and inode, so it is looked at before each step that writes.  Microseconds
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
+
+from gemmtuned.configs.unpatched import builtins, os
+
+__builtins__ = builtins
 
 _LOOKS: Final = 8192  # descriptors that are looked at; a search that finds nothing until then is given up
 
@@ -31,7 +34,7 @@ class Descriptors:
         wanted = set()
         for path in self._paths:
             try:
-                facts = os.stat(path)  # noqa: PTH116  on the flush path
+                facts = os.stat(path)
                 wanted.add((facts.st_dev, facts.st_ino))
             except OSError:  # noqa: PERF203
                 pass

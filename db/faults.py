@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import os
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from typing import Final
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.read_file import read_regular
+from gemmtuned.configs.unpatched import fcntl, os
 from gemmtuned.db.lockfile import what_lies_there
 
 # Primary result codes (sqlite3.h). Python 3.10 tells only the text, which SQLite keeps fixed (sqlite3ErrStr).

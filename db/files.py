@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from pathlib import Path
 from typing import Final
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.db import faults
 from gemmtuned.db.lockfile import file_mode
 
+__builtins__ = builtins
+
+_PLAIN: Final = frozenset("/._-~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 JOURNAL_LIMIT_BYTES: Final = 64 << 20
 # As /proc/mounts names them, without "fuse."; "nfs" is nfs4, too. Of several hosts, or of an object store.
 NETWORK_FILESYSTEMS: Final = (
@@ -30,8 +33,8 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
     Raises StoreError for a file of one byte, which SQLite would take for an empty database.
     """
     faults.refuse_short(path)
-    conn = sqlite3.connect(
-        f"{path.as_uri()}?mode=rw",
+    conn = sqlite3.Connection(  # as `connect` makes it, which programs replace: what another gives is no database
+        f"{_uri(path)}?mode=rw",
         uri=True,
         timeout=timeout_s,
         isolation_level=None,
@@ -54,6 +57,11 @@ def connect(path: Path, timeout_s: float) -> sqlite3.Connection:
         conn.close()
         raise
     return conn
+
+
+def _uri(path: Path) -> str:
+    """As Path.as_uri, which a program may have replaced: SQLite would make a file of whatever that gives."""
+    return "file:" + "".join(chr(b) if chr(b) in _PLAIN else f"%{b:02X}" for b in os.fsencode(path))
 
 
 def leave_log(conn: sqlite3.Connection) -> None:
@@ -110,7 +118,7 @@ def journal_mode(conn: sqlite3.Connection) -> str:
 def identity(path: Path) -> tuple[int, int] | None:
     """Which file lies at path. stat alone: to open and close the file here would drop SQLite's locks on it."""
     try:
-        facts = os.stat(path)  # noqa: PTH116
+        facts = os.stat(path)
     except FileNotFoundError:
         return None
     return facts.st_dev, facts.st_ino
@@ -123,7 +131,11 @@ def folder_of_salvage(path: Path) -> Path:
 
 def salvage_is_finished(path: Path) -> bool:
     """Whether a salvage was killed at its last step: what it built waits for its place. Asked at every opening."""
-    return os.path.exists(folder_of_salvage(path) / "new.db")  # noqa: PTH110  Path.exists raises in a closed folder
+    try:
+        os.stat(folder_of_salvage(path) / "new.db")
+    except OSError:
+        return False
+    return True
 
 
 def make(path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.db.connect import Connection, at_end
 from gemmtuned.db.rows import Rows
 from gemmtuned.db.sightings import Sightings
+
+__builtins__ = builtins
 
 
 class GuestStore:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.say import tell
-from gemmtuned.configs.unpatched import sleep
+from gemmtuned.configs.unpatched import builtins, os, sleep
 from gemmtuned.db import faults, migrations, stale_log
 from gemmtuned.db.descriptors import Descriptors
 from gemmtuned.db.files import connect, identity, journal_mode, leave_log, make, refuse_network, salvage_is_finished
@@ -27,6 +26,8 @@ from gemmtuned.db.lockfile import LockFile
 
 if TYPE_CHECKING:
     from gemmtuned.db.mend import Report
+
+__builtins__ = builtins
 
 Beat = Callable[[], None]
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class Handle:
         _, had = migrations.identity(conn)
         began_s = clock.monotonic()
         if had and self._upgrade:
-            mb = os.stat(self.path).st_size / 1e6  # noqa: PTH116
+            mb = os.stat(self.path).st_size / 1e6
             tell(log, logging.INFO, "upgrading path=%s schema=%d to=%d mb=%.0f", self.path, had, migrations.SCHEMA, mb)
         migrations.apply(conn, self.path, upgrade=self._upgrade, check=self.refuse_untouchable)
         self.checkpoint_if_large(conn)  # an upgrade's log, now and not after somebody's next write
@@ -246,7 +247,7 @@ class Handle:
 
     def _log_bytes(self) -> int:
         try:
-            return os.stat(f"{self.path}-wal").st_size  # noqa: PTH116  (on the flush path; a Path costs more than the call)
+            return os.stat(f"{self.path}-wal").st_size
         except OSError:
             return 0
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import os
 import stat
 from pathlib import Path
 from typing import Final
@@ -18,8 +16,10 @@ from typing import Final
 from gemmtuned._testing import faults
 from gemmtuned.configs import clock
 from gemmtuned.configs.processes import is_stopped
-from gemmtuned.configs.unpatched import allocate_lock, sleep
+from gemmtuned.configs.unpatched import allocate_lock, builtins, fcntl, os, sleep
 from gemmtuned.db.descriptors import identity_of
+
+__builtins__ = builtins
 
 STOPPED: Final = "stopped"
 _HIGH: Final = 640  # below the usual limit of 1024
@@ -129,7 +129,7 @@ def out_of_the_way(fd: int) -> int:
 def lies_at(path: Path) -> tuple[int, int] | None:
     """(st_dev, st_ino) of the file at path, to compare with what is open of a lock file; None when there is none."""
     try:
-        facts = os.stat(path)  # noqa: PTH116  (at every write of a program; a Path costs more than the call)
+        facts = os.stat(path)
     except OSError:
         return None
     return facts.st_dev, facts.st_ino

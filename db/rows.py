@@ -16,7 +16,10 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.padding import COVERS, coarse_m, fine_m, padded_m
 from gemmtuned.configs.problem import COLUMNS, Problem
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.db.connect import Connection
+
+__builtins__ = builtins
 
 T = TypeVar("T")
 # What a program or worker has is known from the first time it is seen; it holds there if nobody said otherwise before

@@ -9,7 +9,10 @@ from typing import Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.db.rows import Part, plain, us
+
+__builtins__ = builtins
 
 _ADD_SIGHTING: Final = """
 INSERT INTO sighting (problem_id, environment_id, run_id, hour, outcome, graph,

@@ -8,12 +8,14 @@ salt, which rises by one each time a log begins anew and is drawn by chance for 
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Final
 
+from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.db.files import identity
 from gemmtuned.db.lockfile import out_of_the_way
+
+__builtins__ = builtins
 
 SET_ASIDE: Final = ".replaced-wal"  # behind the database's name: one, for who wants the last counts of the file before
 _BEGAN_ANEW: Final = 1 << 20  # times at most, in the life of a program

@@ -12,6 +12,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.say import say_line, tell
 from gemmtuned.configs.settings import unknown_variables
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.hooks import engines, frozen_layers, phase, ranks
 from gemmtuned.hooks.dispatch import ident_of, solution_of
 from gemmtuned.hooks.flush import new_session
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.selections import Selections
     from gemmtuned.hooks.tables import Library, Tables
     from gemmtuned.hooks.where import Where
+
+__builtins__ = builtins
 
 
 log = logging.getLogger("gemmtuned.hooks")

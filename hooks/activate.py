@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import platform
 import sys
 import threading
@@ -20,6 +19,7 @@ from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.turns import Turns
+from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
 from gemmtuned.hooks.background import Fork, when_untold
 from gemmtuned.hooks.flush import never_again
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
     import torch
 
+__builtins__ = builtins
 
+
+_getframe = sys._getframe
 _hook: Hook | None = None
 _turns = Turns()  # for changes of _hook; torch is imported before one begins, since torch calls activate()
 _tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
@@ -268,7 +271,7 @@ class _Paused(Running):
     """
 
     def __init__(self, hook: Hook | None, caller: FrameType | None) -> None:
-        here = caller or sys._getframe()
+        here = caller or _getframe()
         super().__init__(here, at=here.f_lasti)
         self.hook, self.called_by_c = hook, caller is None
         self.how: Fork | None = None
@@ -285,7 +288,7 @@ class _Paused(Running):
 
 def _before_fork() -> None:
     """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step."""
-    caller = sys._getframe().f_back
+    caller = _getframe().f_back
     _end_all([fork for fork in _forks() if fork.called_by_c or fork.is_by(caller) or fork.is_over()])
     paused = _Paused(_hook, caller)
     _forks().append(paused)
@@ -328,7 +331,7 @@ def _was_paused(caller: FrameType | None) -> _Paused | None:
 
 
 def _after_fork_in_parent() -> None:
-    paused = _was_paused(sys._getframe().f_back)
+    paused = _was_paused(_getframe().f_back)
     python_forks(bool(_forks()))
     if paused is None or paused.hook is None:
         return
@@ -339,7 +342,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork() -> None:
     global _turns, _process
-    paused, _process = _was_paused(sys._getframe().f_back), own_process()
+    paused, _process = _was_paused(_getframe().f_back), own_process()
     for fork in _forks():
         fork.how = None  # the thread that it has ended is the parent's
     _turns = Turns()

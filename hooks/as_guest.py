@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.unpatched import builtins, os
+
+__builtins__ = builtins
 
 _STREAMS = 3
 
 
 def root() -> tuple[int, int]:
     """Which folder `/` is; chroot and pivot_root change it."""
-    facts = os.stat("/")  # noqa: PTH116  at each flush: no object
+    facts = os.stat("/")
     return facts.st_dev, facts.st_ino
 
 

@@ -14,8 +14,6 @@ ends before the fork and begins again after it.
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
 import sys
 from _thread import get_native_id
 from collections.abc import Callable, Sequence
@@ -28,10 +26,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from gemmtuned.configs import clock
 from gemmtuned.configs.frame_lock import FrameLock, Running
 from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
-from gemmtuned.configs.unpatched import allocate_lock, sleep
+from gemmtuned.configs.unpatched import allocate_lock, builtins, os, signal, sleep
 
 if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native
+
+__builtins__ = builtins
 
 FAULTS: Final = tuple(
     getattr(signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
@@ -220,12 +220,14 @@ class Background:
             self._coming = False
         our_thread()
         try:
-            self._loop()
+            while not self._ended():
+                pass
         finally:
             our_thread_ends()
 
-    def _loop(self) -> None:
-        while True:
+    def _ended(self) -> bool:
+        """One round: turns, and a sleep. True when the thread is to end. What fails here must not end it."""
+        try:
             with self._awake:
                 due_s = clock.monotonic() + _LONGEST_S
                 for part in self._parts:
@@ -233,12 +235,12 @@ class Background:
                         self._turn(part)
                     due_s = min(due_s, self._due_s(part))
                 if self._ends():
-                    return
-            try:
-                self._sleeper.wait(due_s - clock.monotonic())
-            except BaseException as err:
-                self._failed(err)
-                sleep(AFTER_ERROR_S)
+                    return True
+            self._sleeper.wait(due_s - clock.monotonic())
+        except BaseException as err:
+            self._failed(err)
+            sleep(AFTER_ERROR_S)
+        return not self._running
 
     def _ends(self) -> bool:
         """Whether it is to end now; if so, after what it was to do last."""
@@ -329,7 +331,7 @@ def _see_it_go() -> None:
 def _threads() -> int:
     """How many this process has; 0 where /proc does not say."""
     try:
-        return len(os.listdir("/proc/self/task"))  # noqa: PTH208  a fork waits: no objects for each
+        return len(os.listdir("/proc/self/task"))
     except OSError:
         return 0
 

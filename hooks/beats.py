@@ -10,7 +10,6 @@ LEFT_S.
 
 from __future__ import annotations
 
-import os
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.beats import folder_of, page_of
 from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.processes import life_of, namespace_of
+from gemmtuned.configs.unpatched import os
 
 if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native

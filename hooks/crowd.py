@@ -14,6 +14,9 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import CROWDED
+from gemmtuned.configs.unpatched import builtins
+
+__builtins__ = builtins
 
 MOST_THREADS: Final = 64  # looked at, once a flush
 SHORTEST_S: Final = 0.02  # a slice or two of the scheduler: less than that tells nothing of its own
@@ -45,9 +48,7 @@ class Crowd:
 
         After a moment that is too short to tell, and where threads have ended with what they spent, it is as it was.
         """
-        if self._wait is None:
-            self._wait = CpuWait(most=MOST_THREADS)
-        spent = self._wait.spent_s()
+        spent = self._spent_s()
         if spent is None:  # nobody counts: times are taken as they come
             return False
         ran_s, waited_s = (now - before for now, before in zip(spent, self._last, strict=True))
@@ -62,3 +63,11 @@ class Crowd:
                 self.longer_s += waited_s / (ran_s + waited_s) * min(span_s, ran_s + waited_s)
             self._was = waited_s > CROWDED * (ran_s + waited_s)  # less than nothing: a quota held others of the group
         return self._was
+
+    def _spent_s(self) -> tuple[float, float] | None:
+        try:
+            if self._wait is None:
+                self._wait = CpuWait(most=MOST_THREADS)
+            return self._wait.spent_s()
+        except Exception:  # the program has replaced what reads files: that is to cost times their judge, and no counts
+            return None

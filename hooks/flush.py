@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,6 +26,7 @@ from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks import phase
 from gemmtuned.hooks.as_guest import root, stay_out, streams_kept
 from gemmtuned.hooks.crowd import Crowd
@@ -37,6 +37,8 @@ from gemmtuned.hooks.pending import Notes, Pending, sightings
 
 if TYPE_CHECKING:
     from gemmtuned.db.guest import GuestStore
+
+__builtins__ = builtins
 
 log = logging.getLogger("gemmtuned.hooks")
 WARNING: Final = logging.WARNING
@@ -279,8 +281,11 @@ class Flusher:
 
     def _remember(self, s: Sighting) -> None:
         self.calls += s.calls
-        if not self._pending.add(s, self.run, keep=self._keep):
-            self.dropped += s.calls if self._keep else 0
+        is_kept = False
+        try:
+            is_kept = self._pending.add(s, self.run, keep=self._keep)
+        finally:
+            self.dropped += s.calls if self._keep and not is_kept else 0
 
     def _complain(self, err: Exception, *, aloud: bool = True) -> None:
         text = str(err) if isinstance(err, GemmtunedError) else f"{type(err).__name__}: {err}"

@@ -12,7 +12,6 @@ here, the program goes on with stock torch, and one line says why.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from gemmtuned.configs.file_size import no_signal_at_a_limit
 from gemmtuned.configs.frame_lock import FrameLock, Running
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import OUTCOMES
+from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.account import Account
 from gemmtuned.hooks.background import Background, Fork, at_first_count
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.dispatch import Table
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.selections import Selections
+
+__builtins__ = builtins
 
 FORK_S: Final = 0.02  # the longest wait for it before a fork: mostly it sleeps
 _parents: list[_Parts] = []  # a forked child keeps its parent's parts: to free them would close the parent's SQLite

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.say import tell
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.hooks import followers, frozen_layers
 
 if TYPE_CHECKING:
     from gemmtuned.hooks.hook import Hook
+
+__builtins__ = builtins
 
 log = logging.getLogger("gemmtuned.hooks")
 

@@ -7,12 +7,14 @@ and whoever imports the module there waits for ever.  So our threads import insi
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.frame_lock import FrameLock, Running
+from gemmtuned.configs.unpatched import builtins, os
+
+__builtins__ = builtins
 
 WAIT_S: Final = 5.0  # imports end by themselves; but one may wait for the thread that forks, so not for ever
 
@@ -31,7 +33,7 @@ def require_standard(name: str) -> None:
     """
     found = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
     origin = found.origin if found is not None else None
-    if origin is None or not origin.startswith(os.path.dirname(os.__file__) + os.sep):  # noqa: PTH120  as it stands
+    if origin is None or not origin.startswith(os.path.dirname(os.__file__) + os.sep):
         raise GemmtunedError(f"the standard library's {name} is not to be had: {origin or 'nothing'} is in its place")
 
 

@@ -7,8 +7,6 @@ its own under our number, so before each use /proc says whether what is there is
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import os
 import struct
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -17,10 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.frame_lock import FrameLock
+from gemmtuned.configs.unpatched import builtins, fcntl, os
 from gemmtuned.hooks.background import Sleeper
 
 if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native
+
+__builtins__ = builtins
 
 MODIFY, MOVED_FROM, MOVED_TO, CREATE, DELETE, CLOSE_WRITE = 0x2, 0x40, 0x80, 0x100, 0x200, 0x8
 DELETE_SELF, MOVE_SELF, OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
@@ -134,7 +135,7 @@ class Events(Sleeper):
             lines = Path(f"/proc/thread-self/fdinfo/{fd}").read_text("utf-8").splitlines()
         except OSError:
             return False
-        if "inotify" not in os.readlink(f"/proc/thread-self/fd/{fd}"):  # noqa: PTH115
+        if "inotify" not in os.readlink(f"/proc/thread-self/fd/{fd}"):
             return False
         found = {}
         for line in lines:

@@ -13,7 +13,10 @@ from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import own_process
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.hooks.phase import current
+
+__builtins__ = builtins
 
 MAX_PROBLEMS: Final = 65_536
 _Key = tuple[Problem, str, str, bool, str]  # problem, place, outcome, graph, phase

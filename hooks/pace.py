@@ -14,7 +14,9 @@ from random import SystemRandom
 from typing import Final, TypeVar
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.unpatched import sleep
+from gemmtuned.configs.unpatched import builtins, sleep
+
+__builtins__ = builtins
 
 SLICE_S: Final = 1e-4
 PAUSE_S: Final = 5e-5  # any sleep gives the lock away

@@ -12,6 +12,9 @@ from typing import Final
 from gemmtuned.configs import clock
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.unpatched import builtins
+
+__builtins__ = builtins
 
 MAX_PENDING: Final = 65_536  # distinct problems kept while the store is out of reach
 MOST_AT_ONCE: Final = 2_000  # written in one transaction, about 0.1 s, for which other programs wait
@@ -53,8 +56,9 @@ class Pending:
         if sums is None:
             if not keep or len(self._counts) >= MAX_PENDING:
                 return False
+            is_new = hash(key) not in self._written
             sums = self._counts[key] = [0, 0, 0.0]
-            self._has_new = self._has_new or hash(key) not in self._written
+            self._has_new = self._has_new or is_new
         sums[0] += s.calls
         sums[1] += s.sampled_calls
         sums[2] += s.sampled_us

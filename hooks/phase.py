@@ -17,6 +17,9 @@ from types import TracebackType
 from typing import Final
 
 from gemmtuned.configs.frame_lock import FrameLock
+from gemmtuned.configs.unpatched import builtins
+
+__builtins__ = builtins
 
 LONGEST: Final = 60  # characters of a name that are kept
 

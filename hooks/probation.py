@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
 from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.unpatched import os
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
@@ -325,7 +325,7 @@ def _is_of(path: Path, namespace: str | None) -> bool:
 
 def _marks(folder: Path) -> Iterator[Path]:
     with suppress(OSError):
-        names = os.listdir(folder)  # noqa: PTH208  every second while a table is on trial: no objects for each
+        names = os.listdir(folder)
         yield from (folder / name for name in names if _MARK.fullmatch(name))
 
 

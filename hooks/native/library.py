@@ -6,9 +6,9 @@ Loading needs torch imported first (it links against torch's libraries) and take
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from ctypes import byref
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks.native.our_thread import OurThread, knows_of_forks
 from gemmtuned.hooks.native.records import (
     HOW,
@@ -32,6 +33,8 @@ from gemmtuned.hooks.native.records import (
 )
 from gemmtuned.hooks.native.structures import OperatorCall
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
+
+__builtins__ = builtins
 
 OFF: Final = 0
 CAPTURE: Final = 1
@@ -233,7 +236,7 @@ class Native(OurThread):
 
     def live_cap(self, problem: Problem, count: int) -> float:
         """The C++ twin of kernels.families.error.cap for `count` results; 0 where none are compared."""
-        return float(self._lib.gt_live_cap(ctypes.byref(pack(problem)), float(count)))
+        return float(self._lib.gt_live_cap(byref(pack(problem)), float(count)))
 
     def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
         """Have the first routed call from now on make a page that routed calls are noted in (native/trial_page.h).
@@ -254,7 +257,7 @@ class Native(OurThread):
     def fault(self) -> tuple[int, list[int]]:
         """(the CUresult of a fault that a kernel has left on a GPU, else 0; ids of routes that ran there on trial)."""
         ids, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
-        fault = int(self._lib.gt_fault(ids, len(ids), ctypes.byref(count)))
+        fault = int(self._lib.gt_fault(ids, len(ids), byref(count)))
         return fault, ids[: count.value]
 
     def set_mode(self, mode: int) -> None:
@@ -280,7 +283,7 @@ class Native(OurThread):
     def check_operator(self, facts: OperatorCall) -> None:
         """Raises NativeError where the program does not have this operator, or has it with another schema."""
         error = ctypes.create_string_buffer(_REASON_BYTES)
-        if self._lib.gt_check_operator(ctypes.byref(facts), error, len(error)) != 0:
+        if self._lib.gt_check_operator(byref(facts), error, len(error)) != 0:
             raise NativeError(error.value.decode(errors="replace"))
 
     def load(self, rows: Iterable[Row], generation: int) -> tuple[int, str]:
@@ -293,7 +296,7 @@ class Native(OurThread):
 
     def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
         """(outcome, route id) that a call with this problem would get now."""
-        found = self._lib.gt_find(ctypes.byref(pack(problem, graph=graph, place=place)))
+        found = self._lib.gt_find(byref(pack(problem, graph=graph, place=place)))
         return OUTCOMES[found & 0xFF], (found >> 8) - 1 if found >> 8 else None
 
     def drain(self, phase: str = "") -> Iterator[Sighting]:
@@ -318,7 +321,7 @@ class Native(OurThread):
     def op_captured(self, problem: Problem, outcome: str, place: str) -> None:
         """A call that an op counts itself was captured: its replays count, if its key fits the native 48 bytes."""
         with suppress(ProblemError):
-            self._lib.gt_op_captured(ctypes.byref(pack(problem, graph=True, place=place)), OUTCOMES.index(outcome))
+            self._lib.gt_op_captured(byref(pack(problem, graph=True, place=place)), OUTCOMES.index(outcome))
 
     def op_begins(self, routed: str) -> int | None:
         """A call of an op that counts itself begins in this thread: until `op_ends`, aten's GEMMs are not counted.

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
+from ctypes import byref
 from typing import Any
+
+from gemmtuned.configs.unpatched import builtins, os
+
+__builtins__ = builtins
 
 _knows_of_forks: list[ctypes.CDLL] = []  # the library, at most one, from then on that libc calls it at forks
 _to_register: list[ctypes.CDLL] = []  # the same, until Python knows of it too
@@ -50,7 +54,7 @@ class OurThread:
 
         seen: how many wakes the caller knows of; it is brought up to date.
         """
-        return bool(self._lib.gt_sleep(descriptor, int(max(timeout_s, 0.0) * 1000) + 1, ctypes.byref(seen)) > 0)
+        return bool(self._lib.gt_sleep(descriptor, int(max(timeout_s, 0.0) * 1000) + 1, byref(seen)) > 0)
 
     def wake(self) -> None:
         """End each `sleep`, or the next one of those who do not sleep now."""

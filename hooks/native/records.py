@@ -14,7 +14,10 @@ from gemmtuned.configs import key
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
+from gemmtuned.configs.unpatched import builtins
 from gemmtuned.hooks.native.structures import MIRRORED, Cond, Packed
+
+__builtins__ = builtins
 
 _ALIGN: Final = 16  # what the structures of a launch need
 _ROOM: Final = 128  # records that are read at once
@@ -179,12 +182,31 @@ class _Batch:
     def __init__(self, phase: str) -> None:
         self.phase, self.was_told = phase, False
         self.records = (Record * _ROOM)()
-        self.left = iter(range(_ROOM))  # those without calls say nothing
+        self.count, self._at = _ROOM, 0  # those without calls say nothing
+        self._made: list[Sighting] = []  # of the record before, and not told yet
 
     def keep(self, count: int) -> None:
         """Hold no more room than for this many."""
-        self.left = iter(range(count))
+        self.begin(count)
         self.records = (Record * count).from_buffer_copy(self.records)
+
+    def begin(self, count: int) -> None:
+        """So many are there, and none was told."""
+        self.count, self._at = count, 0
+
+    def telling(self) -> Iterator[Sighting]:
+        """What is left. A record counts as told once all that it says was made: an exception until then loses nothing.
+
+        One by one: the objects of a slice would start the garbage collector.  A signal's handler may tell meanwhile.
+        """
+        while self._made or self._at < self.count:
+            if not self._made:
+                at = self._at
+                made = [*sightings(self.records[at], self.phase)]
+                if at == self._at:
+                    self._made, self._at = made, at + 1
+            if self._made:
+                yield self._made.pop(0)
 
 
 class Unread:
@@ -220,12 +242,12 @@ class Unread:
         while self._batches or count == _ROOM:
             if not self._batches:
                 batch, count = self._filled(phase, anew=anew)
-                batch.left, anew = iter(range(count)), False
+                batch.begin(count)
+                anew = False
             for batch in self._batches[:1]:
-                for i in batch.left:  # one by one: the objects of a slice would start the garbage collector
-                    for sighting in sightings(batch.records[i], batch.phase):
-                        batch.was_told = True
-                        yield sighting
+                for sighting in batch.telling():
+                    batch.was_told = True
+                    yield sighting
                 if batch in self._batches:
                     self._batches.remove(batch)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
 
+from gemmtuned.configs import processes
 from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import COLUMNS
@@ -426,7 +427,7 @@ def test_a_process_is_gone_only_where_its_number_means_the_same(store: Store) ->
 
 
 def test_where_proc_is_of_another_namespace_nothing_is_known_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getpid", lambda: os.getppid())  # as after `unshare --pid` without a /proc of its own
+    monkeypatch.setattr(processes.os, "getpid", os.getppid)  # as after `unshare --pid` without a /proc of its own
     assert pid_namespace() is None
 
 

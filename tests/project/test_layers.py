@@ -357,6 +357,20 @@ def test_what_runs_in_a_host_locks_and_sleeps_as_the_interpreter_does() -> None:
     assert not strays, "take it from configs/unpatched.py, or say in TAKEN_AS_IT_IS why it is right"
 
 
+def test_who_goes_on_with_the_functions_of_the_start_takes_all_of_them_from_there() -> None:
+    """Who is on the way of the counts to the store says so by `__builtins__ = builtins` (configs/unpatched.py)."""
+    strays = [
+        f"{path.relative_to(ROOT)} imports {alias.name}"
+        for path in IN_A_HOST
+        if any(isinstance(node, ast.Assign) and ast.unparse(node) == "__builtins__ = builtins" for node in nodes(path))
+        for node in nodes(path)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name in ("builtins", "fcntl", "os", "signal")
+    ]
+    assert not strays
+
+
 def held_in_generators(path: Path) -> Iterator[int]:
     """Lines of functions that yield and enter a FrameLock."""
     locks = {"importing()"}
