@@ -87,7 +87,7 @@ def saturated(x: Tensor, w: Tensor) -> Tensor:
     ("rival", "k"),
     [
         (off_by_one_in_one_place, 208), (without_the_last_of_k, 208), (summed_up_in_fp32, 2048),
-        (with_pairs_in_16_bits, 208), (without_minus_128, 208), (saturated, 1 << 18),
+        (with_pairs_in_16_bits, 208), (without_minus_128, 208), (saturated, (1 << 17) + 64),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_found(rival: Callable[[Tensor, Tensor], Tensor], k: int) -> None:

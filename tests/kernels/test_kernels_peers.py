@@ -32,7 +32,7 @@ PEERS = {  # backend -> (its distribution, problems that it runs, problems that 
     ),
     "vllm_cutlass_blocks": (
         "vllm",
-        ("scaled:fp8_e4m3>bf16:{m}x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:{m}x256x256,scale=1x128,wscale=128x128,scalelayout=col",),
         ("scaled:fp8_e4m3>bf16:6x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
     "vllm_cutlass_zero": (
@@ -47,7 +47,7 @@ PEERS = {  # backend -> (its distribution, problems that it runs, problems that 
     ),
     "vllm_deep_gemm": (
         "vllm",
-        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:{m}x192x256,scale=1x128,wscale=128x128,scalelayout=col",),
         ("scaled:fp8_e4m3>fp16:8x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
     "sglang_fp8": (
@@ -62,22 +62,22 @@ PEERS = {  # backend -> (its distribution, problems that it runs, problems that 
     ),
     "sglang_blocks": (
         "sglang-kernel",
-        ("scaled:fp8_e4m3>bf16:{m}x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:{m}x256x256,scale=1x128,wscale=128x128,scalelayout=col",),
         ("scaled:fp8_e4m3>bf16:8x192x384,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
     "deep_gemm_sglang": (
         "sgl-deep-gemm",
-        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:{m}x192x256,scale=1x128,wscale=128x128,scalelayout=col",),
         ("scaled:fp8_e4m3>bf16:8x320x320,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
     "deep_gemm": (
         "deep-gemm",
-        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:{m}x192x256,scale=1x128,wscale=128x128,scalelayout=col",),
         ("scaled:fp8_e4m3>bf16:8x320x320,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
     "flashinfer_blocks": (
         "flashinfer-python",
-        ("scaled:fp8_e4m3>bf16:{m}x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        ("scaled:fp8_e4m3>bf16:{m}x192x256,scale=1x128,wscale=128x128,scalelayout=col",),
         ("scaled:fp8_e4m3>bf16:6x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
     "flashinfer_tensors": (

@@ -45,6 +45,9 @@ _TURN, _WAITS, _STANDS, _ENDED = (1 << bit for bit in (32, 50, 51, 52))  # added
 _UNWRITTEN = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ALL = np.uint32(0xFFFFFFFF)  # a bit for each warp, and
 _NOBODY = np.uint32(1 << 31)  # for what nobody has waited for
+# of each register of sums of mma and each lane
+_ROWS_OF_SUMS = np.arange(WARP) // 4 + np.array([0, 0, 8, 8])[:, None]
+_COLUMNS_OF_SUMS = 2 * (np.arange(WARP) % 4) + np.array([0, 1, 0, 1])[:, None]
 
 
 @cache
@@ -714,8 +717,11 @@ class ThreadBlock:
                 raise Wrong("reads what others have stored, without a barrier")
         raw = data[places].view(_UNSIGNED[each])
         for i, name in enumerate(names):
-            value = self._all(0)
-            value[mask] = raw[:, i]
+            if mask is self._everyone:
+                value = raw[:, i].astype(np.uint64)
+            else:
+                value = self._all(0)
+                value[mask] = raw[:, i]
             self._put(name, value, mask)
 
     def _is_unseen(self, places: Array, warps: Array) -> Array:
@@ -823,20 +829,32 @@ class ThreadBlock:
         to, a, b, c = operands[:4]
         of_a, of_b, of_sums = _places_of_mma(each, len(a) // 4, len(b))
         left, right = (self._values(operation, names, of) for names in (a, b))
-        sums = np.stack([self._by_lane(self._get(name, operation[-1])) for name in c], 1, dtype=np.float64)
+        sums = self._summands(c, operation[-1])
         left, right, sums = (
             one.reshape(len(one), -1)[:, places] for one, places in ((left, of_a), (right, of_b), (sums, of_sums))
         )
         if sparse:
             left = self._spread(left, self._by_lane(self._get(operands[4], "b32")), operands[5])
         done = left @ right + sums
-        g, t = np.arange(32) // 4, np.arange(32) % 4
+        if operation[-1] == "f32":  # all four registers at once, which is most of the time
+            bits = done[:, _ROWS_OF_SUMS, _COLUMNS_OF_SUMS].astype(np.float32).view(np.uint32).astype(np.uint64)
+            for i, name in enumerate(to):
+                self._put(name, bits[:, i].reshape(-1), mask)
+            return
         for i, name in enumerate(to):
-            self._set(name, done[:, g + 8 * (i // 2), 2 * t + i % 2].reshape(-1), mask, operation[-1])
+            self._set(name, done[:, _ROWS_OF_SUMS[i], _COLUMNS_OF_SUMS[i]].reshape(-1), mask, operation[-1])
+
+    def _summands(self, names: list[str], kind: str) -> Array:
+        """[warp, register, lane] of what is added to, in fp64."""
+        if kind == "f32":
+            bits = np.array([self._bits(name) for name in names]).astype(np.uint32).view(np.float32)
+            return bits.reshape(len(names), -1, WARP).transpose(1, 0, 2).astype(np.float64)
+        return np.stack([self._by_lane(self._get(name, kind)) for name in names], 1, dtype=np.float64)
 
     def _values(self, operation: Any, names: list[str], of: str) -> Array:
         """[warp, register, lane, value in it] of registers of 32 bits."""
-        bits = np.stack([self._by_lane(self._bits(name)) for name in names], 1).astype(np.uint32)[..., None]
+        read = np.array([self._bits(name) for name in names]).astype(np.uint32)
+        bits = np.ascontiguousarray(read.reshape(len(names), -1, WARP).transpose(1, 0, 2))[..., None]
         if of == "s8":
             return bits.view(np.int8).astype(np.float64)
         if of == "f16":

@@ -5,6 +5,7 @@ Written from the PTX ISA (8.7).  What one lane has copied the others of its warp
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,14 @@ from ptx_cuda import WarpGroups
 
 _FLOATS = {"f32": np.float32, "f16": np.float16}
 _UNORDERED = {"ltu": "lt", "leu": "le", "gtu": "gt", "geu": "ge", "neu": "ne", "equ": "eq"}
+
+
+@cache
+def _halves_of_e4m3() -> Array:
+    """The bits of two numbers of fp16, for those of each two of e4m3."""
+    pairs = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+    halves = torch.from_numpy(pairs).view(torch.float8_e4m3fn).to(torch.float16).view(torch.int16).numpy()
+    return halves.view(np.uint32).astype(np.uint64)
 
 
 class Warps(WarpGroups):
@@ -123,9 +132,7 @@ class Warps(WarpGroups):
 
     def _cvt(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation[-1] == "e4m3x2":  # the upper byte is the upper half
-            bits = self._get(operands[1], "b16").view(np.uint8).reshape(-1, 2)
-            values = torch.from_numpy(bits.copy()).view(torch.float8_e4m3fn).to(torch.float16)
-            self._set(operands[0], values.view(torch.int16).numpy().view(np.uint32)[:, 0], mask, "b32")
+            self._put(operands[0], _halves_of_e4m3()[self._get(operands[1], "b16")], mask)
             return
         super()._cvt(operation, operands, mask)
 
