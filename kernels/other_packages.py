@@ -30,7 +30,7 @@ class Guests:
     tell: called with (piece, package) before a piece runs, and with ("", "") once none does.
     say: called with (name, why, wanted) for each backend, family or entry point that is left out.
     without: names that somebody wants left out, or patterns of them: of backends, families, entry points and packages.
-    ended: pieces that ended an earlier worker, with how they did.
+    ended: pieces that ended an earlier worker, with how they did; "*" stands for every piece.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,9 @@ class Guests:
 
     def run(self, piece: str, package: str, do: Callable[[], _T]) -> _T:
         """What `do` gives. Raises NotRun for a piece that ended an earlier worker, and whatever `do` raises."""
-        if piece in self.ended:
-            raise NotRun(f"{piece} {self.ended[piece]}")
+        why = self.ended.get(piece) or self.ended.get("*")
+        if why:
+            raise NotRun(f"{piece} {why}")
         self._running.append((piece, package))
         self.tell(piece, package)
         try:

@@ -29,6 +29,9 @@ FILE: Final = "left_out.json"
 MOST_BYTES: Final = 1 << 18
 MOST: Final = 200  # pieces
 DOUBTFUL_S: Final = 86_400.0
+IN_THE_DARK: Final = 2  # workers that ended at their start, in a row, behind pieces of others: the next one runs none
+ALL: Final = "*"  # every piece
+_WHY_ALL: Final = "is left out with all of other packages: workers ended at their start, and nothing says at which"
 # From outside: a service manager ends all processes of a daemon at the same time
 FROM_OUTSIDE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -57,16 +60,28 @@ class Pieces:
         self.without = without
         self._home = home
         self._unwritten: tuple[Ended, ...] = ()
+        self._in_the_dark: dict[str, int] = {}  # by device
 
     @classmethod
     def of(cls, settings: Settings) -> Pieces:
         """Those of a home, without what its user wants left out."""
         return cls(settings.home, settings.without)
 
-    def ended(self) -> dict[str, str]:
-        """The pieces that no worker may run now, each with how it ended one."""
+    def ended(self, device: str = "") -> dict[str, str]:
+        """The pieces that no worker of this device may run now, each with how it ended one; ALL stands for all."""
         now_s = time.time()
-        return {one.piece: f"ended a worker: {one.how}" for one in self._known() if one.holds(now_s)}
+        found = {one.piece: f"ended a worker: {one.how}" for one in self._known() if one.holds(now_s)}
+        return {**found, ALL: _WHY_ALL} if self._in_the_dark.get(device, 0) >= IN_THE_DARK else found
+
+    def at_start(self, device: str, *, well: bool, with_pieces: bool) -> None:
+        """How a worker started that has run pieces of other packages, or was to run none.
+
+        A thread that one of them began may end the process a moment later, when nothing tells which it was.
+        """
+        if with_pieces:
+            self._in_the_dark[device] = 0 if well else self._in_the_dark.get(device, 0) + 1
+        elif not well:  # then it is no fault of theirs
+            self._in_the_dark[device] = 0
 
     def blame(self, piece: str, package: str, how: str, *, doubtful: bool) -> None:
         """This piece ended a worker. doubtful: perhaps by no fault of its own."""

@@ -39,7 +39,7 @@ from gemmtuned.daemon.protocol.wire import (
     Trial,
     encode,
 )
-from gemmtuned.daemon.seats.left_out import FROM_OUTSIDE, Pieces
+from gemmtuned.daemon.seats.left_out import ALL, FROM_OUTSIDE, Pieces
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
@@ -119,8 +119,9 @@ class Worker:
 
         self._inbox = Inbox()
         self._order: Order | None = None
-        self._pieces, self._ended = pieces, pieces.ended()
+        self._device, self._pieces, self._ended = device, pieces, pieces.ended(device)
         self._running: Runs | None = None  # the piece of another package that it is at
+        self._ran_pieces = False
         self._doing = "starting"
         self._told_to_end = self._killed = self._group_gone = self._asked_twice = False
         ours, theirs = socket.socketpair()
@@ -234,12 +235,13 @@ class Worker:
     def _note(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.environment = message.environment
+            self._pieces.at_start(self._device, well=True, with_pieces=ALL not in self._ended)
             self.memory_bytes = self.memory_bytes or 0
             self._until, self._doing = None, _WAITING
         elif isinstance(message, Memory):
             self.memory_bytes = message.bytes
         elif isinstance(message, Runs):
-            self._running = message if message.piece else None
+            self._running, self._ran_pieces = message if message.piece else None, True
             at = f"busy with {message.piece} (package {message.package})" if message.piece else ""
             if self.environment is None:
                 self._expect(self._deadlines.hello_s, at or "starting")
@@ -296,6 +298,8 @@ class Worker:
     def _blamed(self, err: WorkerFailed, how: str) -> WorkerFailed:
         """The error, or a PieceFailed where a piece of another package ended the child."""
         at = self._running
+        if at is None and self.environment is None and (self._ran_pieces or ALL in self._ended):
+            self._pieces.at_start(self._device, well=False, with_pieces=self._ran_pieces)
         if at is None or at.piece in self._ended:
             return err
         self._pieces.blame(at.piece, at.package, how, doubtful=isinstance(err, WorkerHung | WorkerKilled))

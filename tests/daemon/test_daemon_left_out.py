@@ -91,6 +91,32 @@ def test_a_piece_that_ends_the_worker_is_left_out_of_the_next_and_of_nothing_els
     assert unwritable.ended() == {"import of bad": "ended a worker: killed by SIGSEGV"}
 
 
+LATER = """
+import os, threading
+threading.Timer(0.2, os.abort).start()
+"""
+
+
+def test_a_package_that_ends_the_worker_a_moment_later_is_left_out_with_all_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them it was cannot be told; where it was none, they are tried again."""
+    monkeypatch.setenv("REST_S", "20")
+    pieces, given = Pieces(), [["sound", "pass"], ["later", LATER]]
+    for _ in range(left_out.IN_THE_DARK):
+        with pytest.raises(WorkerDied, match="SIGABRT while starting"):
+            heard(start(given, pieces))
+    monkeypatch.setenv("REST_S", "0")
+
+    said = [message for message in heard(start(given, pieces)) if isinstance(message, LeftOut)]
+
+    assert [message.name for message in said] == ["sound", "later"]
+    assert all("workers ended at their start" in message.why for message in said)
+    assert not Pieces().ended("cpu") and not pieces.ended("cuda:0") and pieces.ended("cpu"), "so it stays here"
+    pieces.at_start("cpu", well=False, with_pieces=False)
+    assert not pieces.ended("cpu"), "it was none of them"
+
+
 def test_a_worker_that_is_ended_from_outside_blames_nobody(start: Start, tmp_path: Path) -> None:
     """A service manager ends all processes of a daemon at once."""
     worker = start([["slow", "print('here', flush=True); import time; time.sleep(60)"]], Pieces(tmp_path))

@@ -1,6 +1,7 @@
 """The planted search of a worker at whose start pieces of other packages run: [[package, code] ...] in $PIECES as JSON.
 
-With "+tune" behind a package its piece runs in the search instead.  Loaded by path in the child.
+With "+tune" behind a package its piece runs in the search instead; $REST_S: seconds that the rest of the start takes.
+Loaded by path in the child.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ def _run(in_search: bool) -> None:
 def environment(device: object) -> Environment:
     _run(in_search=False)
     GUESTS.say_unused()
+    time.sleep(float(os.environ.get("REST_S", "0")))
     return planted_search.ENVIRONMENT
 
 
