@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import sqlite3
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.read_file import read_regular
-from gemmtuned.configs.unpatched import fcntl, os
+from gemmtuned.configs.unpatched import os
+from gemmtuned.db import refusals
 from gemmtuned.db.lockfile import what_lies_there
 
 # Primary result codes (sqlite3.h). Python 3.10 tells only the text, which SQLite keeps fixed (sqlite3ErrStr).
@@ -31,6 +30,7 @@ _CODES: Final = {
 }
 # Extended codes of SQLITE_IOERR: LOCK, UNLOCK, RDLOCK, CHECKRESERVEDLOCK, SHMLOCK
 _LOCK_CODES: Final = tuple(10 | number << 8 for number in (15, 8, 9, 14, 20))
+_MUCH_BYTES: Final = 64 << 20
 _SHARED_BYTES: Final = 64 << 10  # a file with -shm behind its name: 32 KiB, and a block or two
 OUR_NAMES: Final = ("tune.db", "ingest.db")
 _OUR_WORDS: Final = (b"environment_stamp", b"compiled_gemm", b"gemmtuned")  # of our tables, and of a step's record
@@ -69,7 +69,7 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
     if what == "busy":
         return busy(path, waited_s)
     if what == "nolock":
-        return no_locks_error(path, str(err))
+        return no_locks_error(path, err)
     if what in ("full", "cantopen") and no_inodes(path):
         return StoreError(
             f"{path}: disk full (no room for another file: all inodes are taken). Remove some files, or set "
@@ -77,17 +77,19 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         )
     if what == "full":
         return StoreError(
-            f"{path}: disk full ({_free(path)}). Free space, or set GEMMTUNED_HOME to a folder on another disk"
+            f"{path}: disk full ({_free(path, err)}). Free space, or set GEMMTUNED_HOME to a folder on another disk"
         )
     if isinstance(err, NotADirectoryError | FileExistsError) and (below_a_file := no_folder_error(path)) is not None:
         return below_a_file
     if what in ("cantopen", "io") and (full := _no_more_files(err, path)):
         return StoreError(f"{path}: cannot be opened: {full}")
     if what in ("readonly", "perm", "cantopen") and _is_read_only(path):
-        return StoreError(
-            f"{path}: its file system is read-only; Linux makes one so after an error of the disk, see the system log. "
-            "Have it mounted for writing, or set GEMMTUNED_HOME to a folder on another disk"
-        )
+        return StoreError(f"{path}: {refusals.READ_ONLY}")
+    if what in ("readonly", "perm", "cantopen", "io"):
+        cause = err if isinstance(err, OSError) else refusals.tried(path.parent)
+        meant = refusals.meaning(cause, path)
+        if meant:
+            return StoreError(f"{path}: {meant}")
     if what in ("readonly", "perm", "cantopen"):
         return StoreError(
             f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
@@ -193,9 +195,9 @@ def _strange(path: Path) -> str:
 
 def busy(path: Path, waited_s: float) -> StoreError:
     """Somebody held the database for as long as we waited; or nobody did, and locks cannot be had at all there."""
-    why = no_locks(path.parent)
-    if why:  # SQLite calls that busy, too
-        return no_locks_error(path, why)
+    err = refusals.no_locks(path.parent)
+    if err is not None:  # SQLite calls that busy, too
+        return no_locks_error(path, err)
     return StoreBusy(
         f"{path}: locked by another process for {waited_s:g} s. Try again; if it stays so, look for a stopped daemon "
         "or an open transaction in a sqlite3 shell"
@@ -204,34 +206,23 @@ def busy(path: Path, waited_s: float) -> StoreError:
 
 def no_locks(folder: Path) -> str:
     """Why no file in this folder can be locked; "" where they can be, as far as is known. Leaves nothing behind."""
-    try:
-        with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        with _opened(folder, os.O_RDWR | os.O_TMPFILE, 0o600) as fd:  # no name: gone with its descriptor
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
-        return str(err.strerror) if _os_kind(err) == "nolock" and err.filename is None else ""
-    return ""
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int, mode: int = 0) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC, mode)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    err = refusals.no_locks(folder)
+    return "" if err is None else str(err.strerror)
 
 
 def refuse_without_locks(path: Path) -> None:
     """Raise StoreError where the kernel gives no locks: SQLite would wait for locks that nobody holds."""
-    why = no_locks(path.parent)
-    if why:
-        raise no_locks_error(path, why)
+    err = refusals.no_locks(path.parent)
+    if err is not None:
+        raise no_locks_error(path, err)
 
 
-def no_locks_error(path: Path, why: str) -> StoreError:
+def no_locks_error(path: Path, err: Exception) -> StoreError:
     """The error to raise where the kernel gives no locks: nobody holds them, and to wait does not help."""
+    forbidden = isinstance(err, PermissionError) and refusals.meaning(err, path)
+    if forbidden:
+        return StoreError(f"{path}: {forbidden}")
+    why = err.strerror or err if isinstance(err, OSError) else err
     return StoreError(
         f"{path}: the file system gives no locks ({why}), as one of a network without its lock service. "
         "Set GEMMTUNED_HOME to a folder on a local disk"
@@ -242,7 +233,7 @@ def _os_kind(err: OSError) -> str:
     name = os.strerror(err.errno) if err.errno else ""
     if name in (os.strerror(28), os.strerror(122)):  # ENOSPC, EDQUOT
         return "full"
-    if err.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+    if err.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS) and err.filename is None:  # a lock's has no name
         return "nolock"
     return "io" if err.errno == 5 else "cantopen"
 
@@ -266,9 +257,14 @@ def _is_read_only(path: Path) -> bool:
         return False
 
 
-def _free(path: Path) -> str:
+def _free(path: Path, err: Exception) -> str:
+    """How full it is, in words that stay the same for a while: who says it once is to see that it was said."""
+    if isinstance(err, OSError) and err.errno == errno.EDQUOT:
+        return "the quota is used up"
     free = _free_bytes(path)
-    return "free space unknown" if free is None else f"{free} bytes free"
+    if free is None:
+        return "free space unknown"
+    return f"{free >> 20} MiB free" if free < _MUCH_BYTES else "so the system says: a quota, or what is reserved there"
 
 
 def _free_bytes(path: Path) -> int | None:

@@ -226,7 +226,7 @@ def publishing(locks: Path) -> Iterator[None]:
                     raise TryLater(f"{locks}/publish.lock: {who}") from err
                 time.sleep(0.01)
             except OSError as err:
-                raise no_locks_error(locks / "publish.lock", err.strerror or str(err)) from err
+                raise no_locks_error(locks / "publish.lock", err) from err
         yield
     finally:
         os.close(fd)

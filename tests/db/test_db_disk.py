@@ -51,7 +51,7 @@ def test_on_a_disk_without_a_byte_reports_are_read_and_changes_are_told_to_need_
     assert json.loads(says(home, "coverage", "--json").stdout)["total"]["calls"] == 12
     for words in WRITERS:
         done = says(home, *words)
-        assert (done.returncode, "disk full (0 bytes free). Free space" in done.stderr) == (1, True), (words, done)
+        assert (done.returncode, "disk full (0 MiB free). Free space" in done.stderr) == (1, True), (words, done)
 
     ballast.unlink()
     assert "DISK FULL" not in says(home, "status").stdout

@@ -246,7 +246,7 @@ def test_another_programs_database_is_named_and_no_command_is_advised_that_it_re
 
 
 def test_a_full_disk_is_in_the_daemons_log_with_advice_that_fits() -> None:
-    reason = "store not written: /home/tune.db: disk full (4096 bytes free). Free space, or set GEMMTUNED_HOME"
+    reason = "store not written: /home/tune.db: disk full (0 MiB free). Free space, or set GEMMTUNED_HOME"
     assert advice(reason).startswith("free space there")
     assert "upgrade gemmtuned" in advice("/home/tune.db: schema 99, this gemmtuned knows 15. Upgrade gemmtuned here")
     assert "restart gemmtuned daemon" in advice("/home/tune.db: damaged (malformed)")

@@ -5,6 +5,7 @@ Where the system is to kill who makes one, the program switches the hook off bef
 
 from __future__ import annotations
 
+import errno
 import platform
 
 import pytest
@@ -53,6 +54,30 @@ def test_counts_that_are_lost_because_the_system_refuses_calls_are_said_to_be(ho
     assert any(line.startswith("gemmtuned: counts stay in memory reason=") for line in done.ours)
     assert any(line.startswith("gemmtuned: counts were lost calls=1 reason=") for line in done.ours)
     assert home.calls() == 1
+
+
+OPEN, PWRITE, FLOCK, FCNTL = "[2, 257]", "[18]", "[73]", "[72]"
+
+
+@pytest.mark.parametrize(
+    ("calls", "error", "advice"),
+    [
+        (OPEN, errno.EPERM, "seccomp"), (OPEN, errno.EACCES, "seccomp"), (OPEN, errno.EROFS, "read-only"),
+        (OPEN, errno.ENOMEM, "out of memory"), (OPEN, errno.EDQUOT, "quota"), (OPEN, errno.EIO, "system log"),
+        (OPEN, errno.EMFILE, "ulimit"), (OPEN, errno.ENOSYS, "does not know a call"),
+        (PWRITE, errno.EPERM, "seccomp"), (PWRITE, errno.EROFS, "read-only"), (FLOCK, errno.EPERM, "seccomp"),
+        (FLOCK, errno.ENOSYS, "no locks"), (FLOCK, errno.ENOMEM, "out of memory"), (FCNTL, errno.EPERM, "seccomp"),
+    ],
+)  # fmt: skip
+def test_the_advice_for_a_refused_call_fits_its_error(home: Home, calls: str, error: int, advice: str) -> None:
+    """The files' modes allow them all."""
+    done = home.run(
+        PROGRAM + REFUSED.replace("argv[1])", "argv[1]), then=0x50000 | int(sys.argv[2])"), calls, str(error)
+    )
+
+    assert (done.code, done.out) == (0, "right\n"), done.err
+    said = [line for line in done.ours if "counts stay in memory" in line]
+    assert len(said) == 1 and advice in said[0] and "write access" not in said[0], done.ours
 
 
 def test_a_program_that_has_the_system_kill_who_makes_a_call_of_ours_ends_well_where_it_switches_us_off_before(
