@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import torch
 from fakes import FakeMonitor
 
+from gemmtuned.commands import daemon as command
 from gemmtuned.configs.errors import PieceFailed, WorkerDied
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
@@ -227,6 +229,21 @@ def test_what_is_named_is_neither_imported_nor_asked_for_its_version(start: Star
     assert [(message.name, message.wanted) for message in said] == [
         ("named", True), ("pattern_1", True), ("nmaed", False)
     ]  # fmt: skip
+
+
+def test_names_come_from_the_variable_and_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
+    monkeypatch.setenv("GEMMTUNED_WITHOUT", "vllm, deep_gemm")
+    monkeypatch.setattr(command, "_beside", nullcontext)
+    monkeypatch.setattr(
+        "gemmtuned.daemon.service.main.run_daemon", lambda *a, make_worker, **how: made.append(make_worker)
+    )
+
+    command.daemon(without="moe_*,triton")
+
+    (make_worker,) = made
+    assert make_worker.keywords["pieces"].without == ("vllm", "deep_gemm", "moe_*", "triton")
 
 
 # --- real daemons with the real search
