@@ -67,21 +67,24 @@ def _page() -> memoryview | None:
 
 _its_page: Final = _page()
 _newest = 0
+_newest_pid = os.getpid()
 
 
 def own_process() -> int:
     """A number that no process has had from which this one was forked, though C code forked it and told nobody.
 
     A child may have its parent's pid, as the first process of another PID namespace has whose parent is the first of
-    its own.  So this goes by a page of memory that Linux empties in each forked child; where there is none, by the pid.
+    its own.  So this goes by a page of memory that Linux empties in each forked child, and by the pid as well: what
+    imitates Linux may say that it will empty the page, and not do so.
     """
-    global _newest
+    global _newest, _newest_pid
+    pid = os.getpid()
     if _its_page is None:
-        return os.getpid()
-    before = _newest  # first: another thread may notice the same fork meanwhile
+        return pid
+    before, its_pid = _newest, _newest_pid  # first: another thread may notice the same fork meanwhile
     number = _its_page[0]
-    if not number:
+    if not number or its_pid != pid:
         _its_page[0] = number = before + 1
     if number != before:
-        _newest = number
+        _newest, _newest_pid = number, pid
     return number

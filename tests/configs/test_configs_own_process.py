@@ -26,9 +26,18 @@ NAMESPACES = """
     """
 
 
-def test_each_child_is_another_process_than_all_that_it_comes_from(home: Home) -> None:
+KEEPS = """
+    from gemmtuned.configs import processes
+    page = ctypes.c_char.from_buffer(processes._its_page)
+    assert libc.madvise(ctypes.c_void_p(ctypes.addressof(page)), 4096, 19) == 0  # MADV_KEEPONFORK
+    """
+
+
+@pytest.mark.parametrize("as_told", [True, False], ids=["Linux", "an emulator that empties nothing"])
+def test_each_child_is_another_process_than_all_that_it_comes_from(home: Home, as_told: bool) -> None:
     done = home.run(
         NAMESPACES
+        + ("" if as_told else KEEPS)
         + """
     from gemmtuned.configs.processes import own_process
     seen = [own_process()]
@@ -91,6 +100,36 @@ def test_a_child_with_the_number_of_its_parent_has_its_own_counts_and_nothing_of
         pytest.skip("this machine lets nobody make a PID namespace")
     assert done.said == 1
     assert home.calls() == 5 + 1 + 3
+
+
+def test_a_child_of_c_code_under_an_emulator_has_its_own_counts_and_nothing_of_its_parents_database(home: Home) -> None:
+    """One that says it empties a page in each child, and does not."""
+    done = home.run(
+        NAMESPACES
+        + KEEPS
+        + """
+    import torch, gemmtuned
+    from hooked import LINEAR
+    from gemmtuned.hooks.activate import current
+
+    def count(times):
+        for _ in range(times):
+            current().count_op(LINEAR, "cpu")
+
+    def child():
+        count(3)
+        gemmtuned.disable()
+        return 7
+
+    count(5)
+    code = forked(child, libc.fork)
+    gemmtuned.disable()
+    print(json.dumps(code))
+    """,
+        GEMMTUNED_FLUSH_S="60",
+    )
+    assert done.said == 7
+    assert home.calls() == 5 + 3
 
 
 def test_an_old_linux_tells_a_child_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
