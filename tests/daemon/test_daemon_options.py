@@ -23,6 +23,7 @@ from gemmtuned.daemon.child.checks import err_ratio
 from gemmtuned.daemon.child.search import tune_modes
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.protocol.wire import Order, Trial, decode, encode
+from gemmtuned.daemon.seats import worker
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.worker import Deadlines, Worker
 from gemmtuned.daemon.service.main import Tuned, tune_now
@@ -317,9 +318,12 @@ def test_a_tolerance_makes_no_verdict_preliminary_unless_it_rejects_something(ru
     assert strict.left_out(strict.problems) and not strict.left_out([Problem(m=9, n=8, k=64)])
 
 
-def test_a_candidate_too_slow_for_this_run_may_be_tried_in_the_next(run: Run) -> None:
+def test_a_candidate_too_slow_for_this_run_may_be_tried_in_the_next(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_PAUSES_S", 1.0)  # of nine, which a search may wait for by itself
+    began = time.monotonic()
     done, request = run(13, timeout_s=0.5)  # `bad` hangs
 
+    assert time.monotonic() - began > 1.5, "it has its time and the pauses"
     assert [s.backend for s in done.solutions.values()] == ["fast"]
     assert {candidate.backend for _, candidate in request.too_slow} == {"bad"}
     assert run.store.trials.failed_candidates(Problem(m=8, n=13, k=64), done_environment()) == set()
