@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from typing import Final, TypeVar
+
+from gemmtuned.configs.named_points import named_points
 
 logger = logging.getLogger("gemmtuned.kernels")
 _T = TypeVar("_T")
@@ -119,7 +121,10 @@ def found(group: str, kind: str, objection: Callable[[_T], str]) -> Iterator[_T]
 
     kind: what it is, for the word.  objection: why it cannot be taken; "" where it can.
     """
-    for point in entry_points(group=group):
+    points, broken = named_points(group)
+    for place, why in broken.items():
+        GUESTS.leave_out(place, f"its metadata cannot be read: {why}")
+    for point in points:
         package = point.dist.name if point.dist is not None else ""
         if GUESTS.is_unwanted(point.name, package):
             continue

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.beside_aiter import aiter_captures
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.named_points import named_points
 from gemmtuned.configs.settings import Settings, autoload_enabled, child_env, unknown_variables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.checks_host import no_place
@@ -73,7 +74,11 @@ def _autoload() -> Check:
 
 
 def _entry_point() -> Check:
-    found = [e.value for e in metadata.entry_points(group="torch.backends") if e.name == "gemmtuned"]
+    points, broken = named_points("torch.backends")
+    for place, why in broken.items():
+        said = f"{place} is broken ({why}): torch cannot read any entry point, and `import torch` fails"
+        return Check("entry point", FAIL, said, f"reinstall that package, or remove {place}")
+    found = [e.value for e in points if e.name == "gemmtuned"]
     if not found:
         return Check(
             "entry point", FAIL, "torch.backends lists no gemmtuned", "pip install --force-reinstall gemmtuned"
