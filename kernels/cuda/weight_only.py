@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, Condition, KernelLaunch
+from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import WEIGHT_ONLY
+from gemmtuned.kernels import weight_only_operands as operands
 from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.estimates import StreamCosts, fits, largest
-from gemmtuned.kernels.own_kernel import Config, Parameter, rows_apart
+from gemmtuned.kernels.own_kernel import Config, Parameter
 
 FITS: Final = fits(__file__, StreamCosts)
 NAME: Final = "weight_only"
@@ -37,7 +38,6 @@ _WEIGHTS: Final = {"i8": 0, "fp8_e4m3": 1, "i4": 2, "fp4_e2m1": 3}
 _SCALES: Final = {"tensor": 0, "row": 1, "128x128": 2, "1x32": 3, "1x64": 3, "1x128": 3}
 _SCALE_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
 _DECODED: Final = {"i8": 7, "fp8_e4m3": 12, "i4": 11, "fp4_e2m1": 20}  # instructions for a word of W, about
-_MAX_K: Final = 1 << 24
 _SYSTEM_BYTES: Final = 1024  # of shared memory, for each thread block
 
 
@@ -108,24 +108,15 @@ class WeightOnly:
                 "x.ptr", "w.ptr", *bias, "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0",
                 "null" if self.scales == "tensor" else "scale_w.stride0",
             ),
-            conditions=self._conditions(),
+            conditions=operands.conditions(self._problem, self.m),
         )  # fmt: skip
 
-    def _conditions(self) -> tuple[Condition, ...]:
-        """Rows of X and W without gaps, scales of this kind for all of N and K."""
-        per_byte = 2 if self.step == 256 else 1
-        found = [
-            *rows_apart(("x", "w", *(("bias",) if self.bias else ())), 8, self.m),
-            Condition("w.stride0", "%", 16),
-            Condition("x.size1", "==", self.k), Condition("w.size0", "==", self.n),
-            Condition("w.size1", "==", self.k // per_byte), Condition("scale_w.ptr", "%", 16),
-        ]  # fmt: skip
-        if self.scales == "tensor":
-            return (*found, Condition("scale_w.numel", "==", 1))
-        rows = -(-self.n // 128) if self.scales == "128x128" else self.n
-        many = 1 if self.scales == "row" else -(-self.k // (self.group or 128))
-        sizes = (Condition("scale_w.size0", "==", rows), Condition("scale_w.size1", "==", many))
-        return (*found, *sizes, Condition("scale_w.contiguous", "==", 1))
+    @property
+    def _problem(self) -> Problem:
+        return Problem(
+            family="weight_only", m=self.m, n=self.n, k=self.k, bias=self.bias, dtype=self.dtype, wdtype=self.weight,
+            wscale=self.scales, wscale_dtype=self.scale_type,
+        )  # fmt: skip
 
     def source(self) -> str:
         """What NVRTC compiles."""
@@ -141,17 +132,10 @@ class WeightOnly:
 
 def check(problem: Problem) -> None:
     """Raise CandidateFailed for a problem that the kernel is not written for."""
-    p = problem
-    if p.family != NAME or p.layout != "nt" or p.weight_state != "plain" or p.batch != 1 or p.scale != "none":
-        raise CandidateFailed(f"{p} {NAME}: it runs weight_only problems of layout nt with plain weights")
-    if p.out_dtype != p.dtype or (p.wscale, p.wscale_dtype) not in WEIGHT_ONLY.get((p.dtype, p.wdtype), ()):
-        raise CandidateFailed(f"{p} {NAME}: it runs bf16 and fp16 by i8, fp8_e4m3, i4 and fp4_e2m1 with their scales")
-    few = p.wdtype in ("i4", "fp4_e2m1")
-    if p.m > MAX_M or p.k % (32 if few else 16) or p.k > _MAX_K:
-        raise CandidateFailed(f"{p} {NAME}: it runs M up to {MAX_M}, and K that is whole pieces of 16 bytes of W")
-    group = int(p.wscale.partition("x")[2]) if few else 0
-    if group and (p.k % group or p.k // group * _SCALE_BYTES[p.wscale_dtype] % 4):
-        raise CandidateFailed(f"{p} {NAME}: K is whole groups, and the scales of a row are a multiple of 4 bytes")
+    operands.check(problem, NAME, MAX_M)
+    group = operands.group_of(problem)
+    if group and problem.k // group * _SCALE_BYTES[problem.wscale_dtype] % 4:
+        raise CandidateFailed(f"{problem} {NAME}: the scales of a row are a multiple of 4 bytes")
 
 
 def weight_only(config: Config, problem: Problem) -> WeightOnly:
