@@ -18,6 +18,7 @@ GROUPED_SCALED: Final = ("fp8_e4m3", "bf16", "row")  # type of X and W, of Y, an
 SCALES: Final = (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128"), ("128x128", "1x128"))
 ZERO_POINTS: Final = (("tensor+zero", "tensor"), ("tensor+zero", "row"), ("row+zero", "row"))  # scales of int8 alone
 SHUFFLED_TILE: Final = (16, 32)  # rows by bytes of K, of AITER's pre-shuffled order
+WEIGHT_ONLY_ROWS: Final = 2048  # of X beside a weight of 8 or 4 bits, likewise: with more, torch makes it anew
 SHUFFLED_ROWS: Final = 1024  # of X beside such a weight that kernels of ours take: with more, it is turned back
 WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
 _WITH_WIDENED: Final = ("dense", "batched")

@@ -72,6 +72,27 @@ def groups_case(kernel, batch, m, n, k, *, kind="randn", block_k=32, swap=1, **c
     return {"kernel": kernel, "shape": [batch, m, n, k], "error": error, "clean": True, "dtype": str(got.dtype)}
 
 
+def weights_case(m, n, k, weights, *, kind="apart", block_k=128, rows=32, split=1, **columns):
+    """The same of a quantised weight, and no larger than torch's own error: X is fp16, whose arithmetic is numpy's."""
+    wdtype, wscale, of = weights
+    problem = Problem(
+        family="weight_only", m=m, n=n, k=k, dtype="fp16", out_dtype="fp16", wdtype=wdtype, wscale=wscale,
+        wscale_dtype=of, **columns,
+    )  # fmt: skip
+    config = {"rows": rows, "tokens": 16, "block_k": block_k, "split": split, "warps": 2, "stages": 3}
+    family, cpu = family_of(problem), torch.device("cpu")
+    inputs = family.make(problem, kind=kind, seed=3, device=cpu)
+    want = family.reference(problem, inputs, family.sample(problem, seed=3, device=cpu))
+    kernel = Triton(device=H200).prepare(Candidate.of("triton", kernel="weight_only_tiles", **config), problem)
+    got, torchs = (
+        ((y.double() - want).abs() / want.abs().clamp(min=want.square().mean().sqrt())).max().item()
+        for y in (inputs.run(kernel), inputs.run(family.default(problem)))
+    )
+    shape = [m, n, k]
+    clean = got <= max(torchs, 1e-3) and (kind != "integers" or got <= torchs)
+    return {"kernel": "weight_only_tiles", "shape": shape, "error": got, "clean": clean, "dtype": "torch.float16"}
+
+
 def ints_case(m, n, k, *, kind="largest", split=1, swap=0, block_k=32, pad=0):
     """How many sums of int8 are wrong in two launches on one workspace; pad: elements between rows."""
     problem = Problem(m=m, n=n, k=k, dtype="i8", out_dtype="i32")
@@ -135,6 +156,15 @@ def main() -> None:
         lambda: ints_case(17, 23, 77, split=3, pad=3, kind="randn"),
         lambda: ints_case(20, 24, 2048, split=4, swap=1, block_k=64),  # sums that fp32 does not hold
         lambda: ints_case(3, 16, 40, split=4),  # slices without any K
+        lambda: weights_case(17, 40, 256, ("i8", "row", "fp32"), bias=True),
+        lambda: weights_case(
+            33, 150, 400, ("i8", "128x128", "fp32"), split=2
+        ),  # K that ends within a step, and a block
+        lambda: weights_case(16, 64, 384, ("fp8_e4m3", "tensor", "fp32"), rows=64, kind="integers"),
+        lambda: weights_case(20, 136, 272, ("fp8_e4m3", "128x128", "fp32"), split=2, bias=True),
+        lambda: weights_case(17, 40, 512, ("i4", "1x128", "fp16"), block_k=256, kind="integers"),
+        lambda: weights_case(9, 33, 320, ("i4", "1x64", "fp32"), split=2, bias=True),
+        lambda: weights_case(31, 72, 288, ("fp4_e2m1", "1x32", "e8m0"), split=3, kind="tail"),
         lambda: groups_case("scaled_grouped", 9, 5, 32, 64, kind="apart", swap=0, **FP8, math_mode="reduced"),
     ]
     for run in cases:
