@@ -162,8 +162,9 @@ def gemm_a4w4(
 def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """Y[..., N] = x[..., K] @ (w[N, K] * w_scale).T + bias, in x's type; w: int8 or fp8.
 
-    w_scale: one number, N of them, or [N/128, K/128] rounded up.  With the hook and up to 16 rows of x on a GPU it is
-    one operator (weight_only.py), for which there are kernels.  Raises GemmtunedError for other sizes and types.
+    w_scale: one number, N of them, or [N/128, K/128] rounded up.  With the hook and up to 2048 rows of x on a GPU (16
+    in compiled code) it is one operator (weight_only.py), for which there are kernels.
+    Raises GemmtunedError for other sizes and types.
     """
     op = "gemm_a16w8"
     check_plain(op, w)

@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gemmtuned.configs.tunable import WEIGHT_ONLY_ROWS
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.mixture import dequantised
 from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on
 
-MOST_ROWS: Final = 16  # of X that kernels of ours take: with more, torch's own product is served by itself
+COMPILED_ROWS: Final = 16  # of X, in compiled code: with more, a compiler's own dequantising is far better than eager's
 
 
 def quant_of(w: Tensor, scales: Tensor) -> str:
@@ -54,7 +55,8 @@ def _is_served(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> boo
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
     if not x.is_cuda or not activate.is_active() or not x.numel() or not w.numel():
         return False
-    if not has_few_rows(prod(x.shape[:-1]), MOST_ROWS):  # torch.Size.numel() asks a compiler for a constant
+    most = COMPILED_ROWS if torch.compiler.is_compiling() else WEIGHT_ONLY_ROWS
+    if not has_few_rows(prod(x.shape[:-1]), most):  # torch.Size.numel() asks a compiler for a constant
         return False
     given = [t for t in (x, w, scales, bias) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
