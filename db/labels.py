@@ -39,8 +39,9 @@ INSERT INTO sighting (hour, {_REST}, {_SUMS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?,
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, sampled_calls = sampled_calls + excluded.sampled_calls,
     sampled_us = sampled_us + excluded.sampled_us, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """  # noqa: S608
-# Whose calls are in the sightings no longer or never were: of warm-ups, and of what was only compiled
-_ELSEWHERE: Final = "SELECT run_id FROM phase_call UNION SELECT run_id FROM compiled_gemm WHERE last_seen_us >= ?"
+# Labels that may have no sightings: of warm-ups, all of which are of the last four weeks, and of what was only compiled
+_WARM: Final = "SELECT DISTINCT run_id FROM phase_call WHERE hour = ?"
+_ONLY_COMPILED: Final = "SELECT DISTINCT run_id FROM compiled_gemm WHERE last_seen_us >= ?"
 _PHASE_KEY: Final = "hour, phase, problem_id, environment_id, run_id"
 _PHASES: Final = f"SELECT {_PHASE_KEY} FROM phase_call WHERE hour = ? AND run_id IN (SELECT value FROM json_each(?))"  # noqa: S608
 _TAKE_PHASE: Final = f"DELETE FROM phase_call WHERE ({_PHASE_KEY}) = (?, ?, ?, ?, ?) RETURNING calls, last_seen_us"  # noqa: S608
@@ -140,9 +141,14 @@ def _steps(now_us: int, left: dict[int, str], *, many: bool) -> _Steps:
     if not many:
         return
     newest = yield _Step(lambda conn: conn.execute("SELECT max(id) FROM run").fetchone()[0])
-    recent = (now_us - RECENT_HOURS * 3_600_000_000,)
+    recent_us = now_us - RECENT_HOURS * 3_600_000_000
     kept: set[int] = {earlier}
-    kept |= yield _Step(lambda conn: {label for (label,) in conn.execute(_ELSEWHERE, recent).fetchall()})
+    kept |= yield _Step(lambda conn: {label for (label,) in conn.execute(_ONLY_COMPILED, (recent_us,)).fetchall()})
+    hour = yield from _hour_before("phase_call", 1 << 62)
+    while hour is not None:
+        at = (hour,)
+        kept |= yield _Step(lambda conn, at=at: {label for (label,) in conn.execute(_WARM, at).fetchall()})  # type: ignore[misc]
+        hour = yield from _hour_before("phase_call", hour)
     yield from _empty(kept, earlier, now_us // 3_600_000_000)
     # those that nothing was counted under, too
     every = yield _Step(lambda conn: conn.execute("SELECT id FROM run WHERE id <= ?", (newest,)).fetchall())
