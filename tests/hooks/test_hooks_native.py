@@ -225,7 +225,9 @@ def test_eight_processes_give_exactly_the_sums(home: Home) -> None:
     )
 
     assert done.said == [0] * 8
-    assert done.ours == []
+    # on a machine in use one may wait for the seven others longer than a flush does: it says so and loses nothing
+    waits = ("gemmtuned: counts stay in memory reason=", "locked by another process")
+    assert [line for line in done.ours if not (line.startswith(waits[0]) and waits[1] in line)] == []
     counts = home.counts()
     assert len(counts) == 500
     assert set(counts.values()) == {8 * 400}
