@@ -22,6 +22,7 @@ from gemmtuned.configs.old_stamps import of_kernel
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.value_class import value_class
 
 MODES: Final = ("eager", "graph")
@@ -202,19 +203,26 @@ def slug(text: str, limit: int = 60) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:limit] or "x"
 
 
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_CPUINFO_BYTES: Final = 16 << 20  # of thousands of CPUs
+
+
 def cpu_device() -> Device:
     """This machine's CPU, from /proc/cpuinfo where there is one.
 
     Two CPUs share a key when vendor, family, model and instruction set flags agree; the number of cores is not
     in it: threads are in the problem.
     """
-    path = Path("/proc/cpuinfo")
-    cpuinfo = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    try:
+        cpuinfo = read_small(_CPUINFO, _CPUINFO_BYTES)
+    except OSError:
+        cpuinfo = ""
     facts: dict[str, str] = {}
     for line in cpuinfo.split("\n\n", 1)[0].splitlines():
         name, _, value = line.partition(":")
         facts[name.strip()] = value.strip()
-    name = facts.get("model name") or platform.processor() or platform.machine()
+    # Arm has no name there. platform.processor() would ask a process of its own, a child of the program we are in
+    name = facts.get("model name") or platform.machine()
     flags = " ".join(sorted((facts.get("flags") or facts.get("Features") or "").split()))
     ident = "|".join(facts.get(f, "") for f in ("vendor_id", "cpu family", "model")) + "|" + flags
     return Device(

@@ -256,10 +256,15 @@ class Flusher:
         return True
 
     def _environment_of(self, place: str) -> Environment | None:
-        """The environment of a place; None, reported once, for an unknown device or CUDA in a forked child."""
+        """The environment of a place; None, reported once, for an unknown device or CUDA in a forked child.
+
+        Raises what it is that a CPU cannot be asked by: it has one, and the next flush asks again.
+        """
         try:
             return self._environment(place)
         except Exception as err:
+            if place == "cpu":
+                raise
             if self._told.is_new(place):
                 tell(log, WARNING, "counts dropped place=%s reason=%s", place, err)
             return None

@@ -173,6 +173,30 @@ def test_what_runs_on_a_device_we_do_not_know_is_dropped_and_the_rest_goes_on(
         assert conn.execute("SELECT calls FROM session").fetchall() == [(14,)]
 
 
+def test_what_runs_on_a_cpu_that_cannot_be_asked_now_is_written_once_it_can(
+    counted: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a program's tests have a file system of their own."""
+    ask, facts = counted.flusher._environment, [False]
+
+    def environment(place: str) -> Any:
+        if not facts[0]:
+            raise AttributeError("a made up file")
+        return ask(place)
+
+    counted.flusher._environment = environment
+    for _ in range(2):
+        counted.call(3)
+        counted.flusher.turn()
+    assert [record.getMessage() for record in caplog.records] == [
+        "counts stay in memory reason=AttributeError: a made up file"
+    ]
+    facts[0] = True
+    counted.flusher.flush()
+
+    assert (stored(counted), counted.flusher.dropped, counted.flusher.complaint) == (6, 0, "")
+
+
 def test_what_torch_compile_makes_is_bounded_while_the_store_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
