@@ -220,8 +220,14 @@ class Background:
             self._coming = False
         our_thread()
         try:
-            while not self._ended():
-                pass
+            while True:
+                try:
+                    if self._ended():
+                        return
+                except BaseException as err:  # noqa: PERF203  a tracer's may come before the first step of any function
+                    sleep(AFTER_ERROR_S)
+                    with suppress(BaseException):
+                        self._failed(err)
         finally:
             our_thread_ends()
 

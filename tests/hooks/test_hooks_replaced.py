@@ -121,3 +121,36 @@ def test_a_function_that_never_returns_in_our_thread_holds_up_no_end(home: Home,
 
     assert done.code == 0 and time.monotonic() - began_s < 20
     assert home.calls() == 4 or any("counts" in line for line in done.ours), done.err
+
+
+def test_a_tracer_that_raises_in_our_thread_does_not_end_it(home: Home) -> None:
+    """From Python 3.12 on threading.settrace_all_threads sets one there."""
+    trace = """
+def tracer(frame, event, value):
+    if frame.f_code.co_name == "_ended":
+        traced.append(event)
+        raise RuntimeError("planted")
+
+
+def wait(timeout_s):
+    if not traced:
+        sys.settrace(tracer)
+    return old(timeout_s)
+
+
+traced, events = [], activate.current().watcher.events
+old, events.wait = events.wait, wait
+for _ in range(200):
+    if traced:
+        break
+    call()
+    sleep(0.02)
+call()
+assert traced == ["call"] and counted()
+gemmtuned.disable()
+print(json.dumps(calls))
+"""
+    done = home.run(PROGRAM + trace)
+
+    assert done.said == home.calls()
+    assert done.ours == ["gemmtuned: an error of ours, the program runs on: RuntimeError: planted"]
