@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+from pathlib import Path
 
 
 def named_points(group: str) -> tuple[list[EntryPoint], dict[str, str]]:
@@ -21,12 +22,25 @@ def _one_by_one(group: str) -> tuple[list[EntryPoint], dict[str, str]]:
     broken: dict[str, str] = {}
     for package in distributions():
         try:
-            name = package.name
+            name = _name_of(package) or _place(package)
             if name not in found:  # the first on the path is the one that is imported
                 found[name] = [point for point in package.entry_points if point.group == group]
         except Exception as err:  # noqa: PERF203  whatever others have written there
             broken[_place(package)] = f"{type(err).__name__}: {err}"
     return [point for points in found.values() for point in points], broken
+
+
+def package_of(point: EntryPoint) -> str:
+    """The name of the package that names it; where its metadata cannot be read that of their folder, or ""."""
+    return "" if point.dist is None else _name_of(point.dist)
+
+
+def _name_of(package: Distribution) -> str:
+    try:
+        name = package.name
+    except Exception:  # no metadata, or no text: who reads entry points need not care
+        name = ""
+    return name or Path(_place(package)).name.partition("-")[0]
 
 
 def _place(package: Distribution) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import count
 from typing import Final
 
@@ -195,7 +195,7 @@ def installed_version(package: str) -> str | None:
     """The version of a distribution in this process; None when it is not installed. Imports nothing of it."""
     try:
         return version(package)
-    except PackageNotFoundError:
+    except Exception:  # not there, or its metadata cannot be read
         return None
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from typing import Final, TypeVar
 
-from gemmtuned.configs.named_points import named_points
+from gemmtuned.configs.named_points import named_points, package_of
 
 logger = logging.getLogger("gemmtuned.kernels")
 _T = TypeVar("_T")
@@ -106,14 +106,21 @@ def reason_of(err: BaseException) -> str:
 
 
 def installed(packages: str | tuple[str, ...]) -> tuple[str, str]:
-    """(name, version) of the first of these distributions that is installed. Raises PackageNotFoundError."""
-    names = (packages,) if isinstance(packages, str) else packages
-    for name in names[:-1]:
+    """(name, version) of the first of these distributions that is installed.
+
+    Raises PackageNotFoundError, and ValueError where its metadata cannot be read, or names no version.
+    """
+    for name in (packages,) if isinstance(packages, str) else packages:
         try:
-            return name, version(name)
-        except PackageNotFoundError:  # noqa: PERF203  the next name
-            pass
-    return names[-1], version(names[-1])
+            found: str | None = version(name)
+        except PackageNotFoundError:  # the next name
+            continue
+        except Exception as err:
+            raise ValueError(f"the metadata of {name} cannot be read: {reason_of(err)}") from err
+        if not found:
+            raise ValueError(f"the metadata of {name} names no version")
+        return name, found
+    raise PackageNotFoundError(str(packages))
 
 
 def found(group: str, kind: str, objection: Callable[[_T], str]) -> Iterator[_T]:
@@ -125,7 +132,7 @@ def found(group: str, kind: str, objection: Callable[[_T], str]) -> Iterator[_T]
     for place, why in broken.items():
         GUESTS.leave_out(place, f"its metadata cannot be read: {why}")
     for point in points:
-        package = point.dist.name if point.dist is not None else ""
+        package = package_of(point)
         if GUESTS.is_unwanted(point.name, package):
             continue
         piece = f"{kind} {point.name} = {point.value}"

@@ -13,8 +13,9 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Final
 
@@ -153,17 +154,15 @@ def installed(package: str) -> str:
     """What must be equal for a piece of it to be as it was: its version and when that was installed, torch, Python."""
     python = ".".join(map(str, sys.version_info[:3]))
     when = ""
-    try:
+    with suppress(Exception):  # not installed, or broken: then it has no folder
         # The folder of its facts, which every installation makes anew
         where = getattr(distribution(package), "_path", None)
         when = str(Path(where).stat().st_mtime_ns) if where is not None else ""
-    except (PackageNotFoundError, OSError, TypeError, ValueError):
-        pass
     return f"{package} {_version(package)} of {when}, torch {_version('torch')}, Python {python}"
 
 
 def _version(package: str) -> str:
     try:
-        return version(package)
-    except (PackageNotFoundError, ValueError):
+        return version(package) or ""  # None where its metadata names none
+    except Exception:  # not installed, or its metadata cannot be read
         return ""

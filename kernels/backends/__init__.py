@@ -90,6 +90,8 @@ def _is_installed(package: str) -> bool:
         return bool(installed(package))
     except PackageNotFoundError:
         return False
+    except ValueError:  # it is there, and broken
+        return True
 
 
 def candidates(problem: Problem, environment: Environment) -> Iterator[Candidate]:
