@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -59,18 +59,18 @@ def has_compiler(backend: str, device: Device) -> bool:
         return False
 
 
-def offers(problem: Problem, device: Device) -> dict[str, list[Offer]]:
-    """All that our kernels offer for the problem on this device, by backend, as far as a compiler is here for it."""
+def offers(problem: Problem, device: Device, backends: Iterable[str] = FOLDERS) -> dict[str, list[Offer]]:
+    """All that kernels of these backends offer for the problem on this device, as far as a compiler is here for it."""
     return {
         backend: [o for kernel in kernels(backend).values() for o in kernel.offers(problem, device, backend)]
-        for backend in FOLDERS
+        for backend in backends
         if has_compiler(backend, device)
     }
 
 
-def candidates(problem: Problem, device: Device) -> dict[str, list[Candidate]]:
-    """The candidates that get a place among all that are offered, by backend."""
-    return budget.deal(problem, device, offers(problem, device))
+def candidates(problem: Problem, device: Device, backends: Iterable[str] = FOLDERS) -> dict[str, list[Candidate]]:
+    """The candidates that get a place among all that these backends offer."""
+    return budget.deal(problem, device, offers(problem, device, backends))
 
 
 def kernel_of(candidate: Candidate) -> tuple[Any, dict[str, int]]:

@@ -28,10 +28,10 @@ AT_ONCE: Final = 16  # problems given to one process
 
 
 class Ahead:
-    """The parent's half. command: in place of daemon/child/ahead_main.py, and nice, for tests."""
+    """The parent's half. without: as Pieces'. command: in place of daemon/child/ahead_main.py, and nice, for tests."""
 
-    def __init__(self, command: Sequence[str] = (), *, nice: int = 19) -> None:
-        self._nice = nice
+    def __init__(self, command: Sequence[str] = (), *, nice: int = 19, without: Sequence[str] = ()) -> None:
+        self._nice, self._without = nice, json.dumps(without)
         self._command = [*(command or (sys.executable, "-m", "gemmtuned.daemon.child.ahead_main"))]
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = Leftovers()
@@ -55,7 +55,7 @@ class Ahead:
         lines = b"".join(json.dumps(problem.row()).encode() + b"\n" for _, problem in self._given)
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
-                [*self._command, json.dumps(asdict(device)), str(os.getpid()), str(self._nice)],
+                [*self._command, json.dumps(asdict(device)), str(os.getpid()), str(self._nice), self._without],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

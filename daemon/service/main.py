@@ -88,7 +88,7 @@ def run_daemon(
                     rules=rules,
                     recheck=True,
                     only_asked=once,
-                    ahead=Ahead() if compile_ahead else None,
+                    ahead=Ahead(without=settings.without) if compile_ahead else None,
                 )
                 for name, meant in unknown_variables().items():
                     logger.warning("unknown variable name=%s meant=%s", name, meant or "unknown")

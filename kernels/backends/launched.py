@@ -51,7 +51,7 @@ class OwnKernels:
     def offers(self, problem: Problem) -> list[Offer]:
         """As OfferingBackend.offers."""
         try:
-            return catalog.offers(problem, self.here()).get(self.name, [])
+            return catalog.offers(problem, self.here(), (self.name,)).get(self.name, [])
         except CandidateFailed:
             return []
 

@@ -221,6 +221,19 @@ def test_the_real_process_leaves_our_kernels_in_the_compilers_cache(
     one.stop()
 
 
+def test_the_real_process_does_without_what_nobody_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imported Triton, and compiled what no worker was to try."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    problem = Problem(m=1, n=64, k=64)
+    one = Ahead(nice=0, without=("triton*", "moe_decode"))
+    one.begin(H200, [problem], 0.0)
+    until_done(one, 100.0)
+    assert one._done == {(H200.key, problem)} and not one._given
+    assert not list(tmp_path.rglob("*.cubin"))
+
+
 def test_compilers_that_cannot_be_killed_are_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     kills: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen.kill

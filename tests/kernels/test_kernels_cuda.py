@@ -102,6 +102,16 @@ def test_without_a_gpu_of_its_architecture_or_a_compiler_there_are_no_candidates
     assert catalog.candidates(replace(PROBLEM, layout="nn"), H200).get("triton", []) == []
 
 
+@needs_compiler
+def test_its_offers_need_nothing_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker imported Triton for them, though GEMMTUNED_WITHOUT named it."""
+    asked: list[str] = []
+    real = catalog.kernels
+    monkeypatch.setattr(catalog, "kernels", lambda backend: asked.append(backend) or real(backend))
+    assert Cuda(device=H200).offers(Problem(m=16, n=4096, k=4096))
+    assert asked == ["cuda"]
+
+
 @pytest.mark.parametrize(
     ("device", "n", "compiler", "tiles"),
     [
