@@ -33,9 +33,9 @@ from timing import CudaTimer, floor_launches
 from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child.measure import Bench
 from gemmtuned.kernels.backends import BACKENDS, environment
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.families.quantised import quant_of
-from gemmtuned.kernels.mixture import dequantised
 from gemmtuned.kernels.torch_flags import as_called
 
 KINDS: dict[str, dict[str, str]] = {

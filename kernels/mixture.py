@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gemmtuned.kernels.dequantise import PAIRS, dequantised
 from gemmtuned.kernels.dtypes import bits
 
-PAIRS: Final = ("mxfp4", "int4")  # quantisations with two numbers per byte
 MOST_DEQUANTISED: Final = 1 << 32  # bytes of one dequantised weight of all experts, which a CUDA graph would keep
 LIMIT, ALPHA = 7.0, 1.702  # of gpt-oss's swiglu
 
@@ -182,28 +181,6 @@ def hidden(how: How, sums: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
     return (F.silu(gate) if how.act == "silu" else F.gelu(gate)) * up
 
 
-def dequantised(w: Tensor, scale: Tensor | None, quant: str, dtype: torch.dtype, *, by_table: bool = False) -> Tensor:
-    """The values [rows, K] of one expert's weight in this dtype.
-
-    by_table: look up codes of 4 bits two at a time, by far the fastest way on CPUs; the bits are the same.
-    """
-    if quant == "none" or scale is None:
-        return w.to(dtype)
-    exact = dtype if dtype == torch.float64 else torch.float32
-    if quant in ("tensor", "row"):
-        return (w.to(exact) * scale.to(exact).reshape(-1, 1)).to(dtype)
-    if quant == "128x128":
-        spread = scale.to(exact).repeat_interleave(128, 0)[: w.shape[0]].repeat_interleave(128, 1)[:, : w.shape[1]]
-        return (w.to(exact) * spread).to(dtype)
-    factors = (_of_e8m0(scale) if quant == "mxfp4" else scale).to(exact)
-    if by_table:
-        values = F.embedding(w.int(), _pairs(quant, exact, w.device)).view(*scale.shape, -1)
-        return (values * factors[..., None]).to(dtype).view(w.shape[0], -1)
-    values = _of_codes(torch.stack([w & 15, w >> 4], -1).flatten(-2).long(), quant).to(exact)
-    group = values.shape[1] // max(1, scale.shape[1])
-    return (values * factors.repeat_interleave(group, 1)).to(dtype)
-
-
 def _values(w: Tensor, scale: Tensor | None, how: How, dtype: torch.dtype, few: Sequence[int] = ()) -> Tensor:
     """The dequantised weights of these experts, one after the other, since the temporaries take more memory."""
     if how.quant == "none" or scale is None:
@@ -213,41 +190,12 @@ def _values(w: Tensor, scale: Tensor | None, how: How, dtype: torch.dtype, few: 
         len(experts), w.shape[1], w.shape[2] * (2 if how.quant in PAIRS else 1), dtype=dtype, device=w.device
     )
     for to, e in zip(values, experts, strict=True):
-        to.copy_(dequantised(w[e], scale[e], how.quant, dtype, by_table=not w.is_cuda))
+        to.copy_(dequantised(w[e], scale[e], how.quant, dtype))
     return values
 
 
 def _dequantised_bytes(o: Operands, how: How) -> int:
     return o.w1.numel() * (2 if how.quant in PAIRS else 1) * o.x.element_size()
-
-
-def _of_codes(codes: Tensor, quant: str) -> Tensor:
-    return _of_e2m1(codes) if quant == "mxfp4" else codes - 8
-
-
-@lru_cache(8)
-def _pairs(quant: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The two numbers of each byte, the lower bits first."""
-    with torch.inference_mode(False):
-        both = torch.arange(256, device=device)
-        return _of_codes(torch.stack([both & 15, both >> 4], -1), quant).to(dtype)
-
-
-def _of_e2m1(codes: Tensor) -> Tensor:
-    """e2m1 (sign, two bits of exponent, one of mantissa) as fp32; without a table, which would come from the host."""
-    mantissa, exponent = (codes & 1).float(), codes >> 1 & 3
-    size = torch.where(exponent == 0, mantissa / 2, (2 + mantissa) * (1 << exponent) / 4)
-    return torch.where(codes > 7, -size, size)
-
-
-def _of_e8m0(scale: Tensor) -> Tensor:
-    """2^(b - 127) in fp32, bit for bit: 0 is the smallest, which has an exponent of its own, and 255 is NaN."""
-    codes = scale.int()
-    if torch._C._get_tracing_state() is not None:  # torch.jit cannot trace a view of another type
-        powers = torch.exp2(codes.double() - 127).float()
-    else:
-        powers = torch.where(codes == 0, 0x00400000, codes << 23).view(torch.float32)
-    return torch.where(codes == 255, torch.nan, powers)
 
 
 def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> Operands:

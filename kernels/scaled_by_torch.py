@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gemmtuned.kernels.compiling import is_exporting
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.integers import plain_rows
-from gemmtuned.kernels.mixture import dequantised
 
 BLOCK: Final = 128  # of a block's scale, along N and K
 _MULTIPLE: Final = 4  # of rows of X, and of blocks of K

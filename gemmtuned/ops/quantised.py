@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.dtypes import FLOATS, FP8
-from gemmtuned.kernels.mixture import as_they_are, dequantised
+from gemmtuned.kernels.mixture import as_they_are
 from gemmtuned.kernels.scaled_by_torch import BLOCK, block_product_of_values
 from gemmtuned.ops.blocks import block_linear
 from gemmtuned.ops.fp8 import fp8_linear

@@ -15,22 +15,23 @@ from torch import Tensor
 
 from gemmtuned.configs.tunable import WEIGHT_ONLY_ROWS
 from gemmtuned.hooks import activate
-from gemmtuned.kernels.mixture import dequantised
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.ops.own_operators import register
-from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on
+from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on, nobody_transforms
+from gemmtuned.ops.quantised_arguments import wants_derivatives
 
 COMPILED_ROWS: Final = 16  # of X, in compiled code: with more, a compiler's own dequantising is far better than eager's
 
 
 def quant_of(w: Tensor, scales: Tensor) -> str:
-    """What mixture.dequantised calls this weight: scales [1, 1], [N, 1], of blocks, or [N, groups] of bytes' codes."""
+    """What dequantised calls this weight: scales [1, 1], [N, 1], of blocks, or [N, groups] of bytes' codes."""
     if w.dtype == torch.uint8:
         return "mxfp4" if scales.dtype == torch.uint8 else "int4"
     return "row" if scales.shape[1] == 1 and scales.shape[0] in (1, w.shape[0]) else "128x128"
 
 
 def _stock(out: Tensor, x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-    values = dequantised(w, scales, quant_of(w, scales), x.dtype)
+    values = dequantised(w, scales, quant_of(w, scales), x.dtype, in_one_pass=True)
     if bias is None:
         torch.mm(x, values.t(), out=out)
     else:
@@ -43,7 +44,13 @@ register("weight_only_mm(Tensor(a!) out, Tensor x, Tensor w, Tensor scales, Tens
 def weight_only_linear(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """x [.., K] by w [N, K], or [N, K / 2] of bytes, with scales [rows, columns]; bias [N] of x's type."""
     if not _is_served(x, w, scales, bias):
-        values = dequantised(w, scales, quant_of(w, scales), x.dtype)
+        alone = (
+            not torch.compiler.is_compiling()
+            and type(w) in PLAIN and type(scales) in PLAIN
+            and not wants_derivatives(scales)
+            and nobody_transforms()
+        )  # fmt: skip
+        values = dequantised(w, scales, quant_of(w, scales), x.dtype, in_one_pass=alone)
         return F.linear(x, values, bias).to(x.dtype)  # autocast gives its own
     rows = x.reshape(-1, x.shape[-1])
     y = x.new_empty(rows.shape[0], w.shape[0])

@@ -30,6 +30,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import MOE_ACTS, MOE_TYPES, PACKED, WEIGHT_ONLY, can_tune
 from gemmtuned.kernels import mixture
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.dtypes import wide
 from gemmtuned.kernels.families import quantised
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
@@ -282,7 +283,7 @@ def _exact(problem: Problem, inputs: Inputs, number: str, e: int) -> Tensor:
     w = inputs[f"w{number}"][e]
     if problem.wscale == "none":
         return wide(w)
-    return mixture.dequantised(w, inputs[f"scale{number}"][e], quant_of(problem), torch.float64)
+    return dequantised(w, inputs[f"scale{number}"][e], quant_of(problem), torch.float64)
 
 
 def _stock(problem: Problem) -> Callable[..., Tensor]:

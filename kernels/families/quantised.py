@@ -23,7 +23,7 @@ _NAN: Final = 0x7F  # of e4m3, with either sign
 
 
 def quant_of(problem: Problem) -> str:
-    """What mixture.dequantised calls the problem's weights; `none` where they have no scales."""
+    """What dequantised calls the problem's weights; `none` where they have no scales."""
     return PACKED.get(problem.wdtype, problem.wscale)
 
 

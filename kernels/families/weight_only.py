@@ -24,12 +24,12 @@ from torch import Tensor
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import WEIGHT_ONLY, is_weight_only
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.dtypes import bits
 from gemmtuned.kernels.families import quantised
 from gemmtuned.kernels.families.base import Family, normal, shape_activations
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
 from gemmtuned.kernels.families.quantised import APART, INTEGERS, quant_of
-from gemmtuned.kernels.mixture import dequantised
 
 
 class WeightOnly(Family):
@@ -112,7 +112,7 @@ class WeightOnly(Family):
 
 def stock_linear(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor | None, quant: str) -> Tensor:
     """X [.., K] by W [N, K or K / 2] dequantised into X's type; scale [N, groups], [N, 1], blocks, or one number."""
-    return F.linear(x, dequantised(w, scale, quant, x.dtype), bias)
+    return F.linear(x, dequantised(w, scale, quant, x.dtype, in_one_pass=True), bias)
 
 
 def _stock(problem: Problem) -> Callable[..., Tensor]:

@@ -11,10 +11,10 @@ from torch import Tensor
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.verify import verify
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.quantised import quant_of
 from gemmtuned.kernels.kernel import StatelessKernel
-from gemmtuned.kernels.mixture import dequantised
 
 Scales = Callable[[Tensor], Tensor]
 PROBLEMS = [

@@ -26,6 +26,7 @@ from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import AheadBackend
 from gemmtuned.kernels.compile_candidate import compile_candidate
 from gemmtuned.kernels.cuda import moe_compile, moe_decode, nvrtc
+from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.error import CAPS, R_FACTOR, SURE, Error, Spread, limits, measure_error, roundings
@@ -228,7 +229,7 @@ def as_kernels_do(o: Operands, how: How) -> Tensor:
             continue
         token, slot = (o.ids == e).nonzero(as_tuple=True)
         w1, w2 = (
-            mixture.dequantised(w[e], None if s is None else s[e], how.quant, torch.float32)
+            dequantised(w[e], None if s is None else s[e], how.quant, torch.float32)
             for w, s in ((o.w1, o.scale1), (o.w2, o.scale2))
         )
         weights = o.weights[token, slot]
@@ -306,7 +307,7 @@ def test_weights_are_drawn_as_all_their_codes_and_nobodys_are_nan() -> None:
         unvisited = MOE.make(problem, kind="unvisited", seed=1, device=CPU)
         for number, reduced in (("1", 128), ("2", 96)):
             w, scale = unvisited[f"w{number}"], unvisited[f"scale{number}"]
-            values = [mixture.dequantised(w[e], scale[e], how_of(problem).quant, torch.float64) for e in range(6)]
+            values = [dequantised(w[e], scale[e], how_of(problem).quant, torch.float64) for e in range(6)]
             assert [bool(v.isnan().all()) for v in values] == [False] * 3 + [True] * 3
             assert not any(bool(v.isnan().any()) for v in values[:3])
             assert values[0].shape[1] == reduced

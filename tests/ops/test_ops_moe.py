@@ -184,14 +184,6 @@ def test_every_form_with_every_kind_of_weight(quant: str, form: str) -> None:
     assert near(y, mixture.run(o, how).double(), torch.bfloat16)
 
 
-def test_values_that_are_looked_up_are_the_same_bits() -> None:
-    codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
-    for quant, scale in (("int4", torch.rand(4, 4)), ("mxfp4", torch.arange(118, 134, dtype=torch.uint8).view(4, 4))):
-        for dtype in (torch.bfloat16, torch.float16, torch.float64):
-            found = [mixture.dequantised(codes, scale, quant, dtype, by_table=by) for by in (False, True)]
-            assert torch.equal(*found)
-
-
 def test_the_form_in_a_graph_needs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few pairs one by one; more of them all experts at once where torch has a grouped product, else one by one."""
     monkeypatch.setattr(mixture, "_is_captured", lambda x: True)
