@@ -20,6 +20,7 @@ from gemmtuned.configs.named_points import named_points, package_of
 
 logger = logging.getLogger("gemmtuned.kernels")
 _T = TypeVar("_T")
+_ALIKE: Final = 6  # names that are said where one fits none
 
 
 class NotRun(Exception):
@@ -44,10 +45,12 @@ class Guests:
         self._running: list[tuple[str, str]] = []
         self._said: dict[str, str] = {}
         self._used: set[str] = set()  # patterns of `without` that something has
+        self._names: set[str] = set()  # all that were asked for
 
     def is_unwanted(self, *names: str) -> bool:
         """Whether somebody wants one of these names left out; then nothing of it is run, nor its version asked for."""
-        pattern = next((p for p in self.without for name in names if fnmatchcase(name, p)), "")
+        self._names.update(filter(None, names))
+        pattern = next((p for p in self.without for name in names if is_named(name, p)), "")
         if pattern:
             self._used.add(pattern)
             self.leave_out(names[0], f"GEMMTUNED_WITHOUT or --without names {pattern}", wanted=True)
@@ -56,8 +59,11 @@ class Guests:
     def say_unused(self) -> None:
         """Say which names of `without` nothing has: they may be misspelt."""
         for pattern in self.without:
-            if pattern not in self._used:
-                self.leave_out(pattern, "GEMMTUNED_WITHOUT or --without names it, and nothing here has that name")
+            if pattern in self._used:
+                continue
+            alike = sorted(name for name in self._names if name.startswith(pattern))
+            only = f", only {', '.join(alike[:_ALIKE])}{' and more' * (len(alike) > _ALIKE)}" if alike else ""
+            self.leave_out(pattern, f"GEMMTUNED_WITHOUT or --without names it, and nothing here has that name{only}")
 
     def run(self, piece: str, package: str, do: Callable[[], _T]) -> _T:
         """What `do` gives. Raises NotRun for a piece that ended an earlier worker, and whatever `do` raises."""
@@ -103,6 +109,15 @@ def reason_of(err: BaseException) -> str:
     """What an error says, on one line."""
     said = str(err) if isinstance(err, NotRun) else f"{type(err).__name__}: {err}"
     return " ".join(said.split())[:300]
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Whether somebody means it by this name or pattern: a package's may have - or _, and any case."""
+    return fnmatchcase(name, pattern) or fnmatchcase(_plain(name), _plain(pattern))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def installed(packages: str | tuple[str, ...]) -> tuple[str, str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from gemmtuned.configs.moment import moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.seats.left_out import FILE, read
+from gemmtuned.kernels.other_packages import is_named
 from gemmtuned.reports.checks import WARN, Check
 
 
@@ -17,7 +17,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     """One line for each piece that ended a worker and is still installed as it was then."""
     now_s = time.time()
     for one in read(settings.home):
-        if not one.holds(now_s) or any(fnmatchcase(one.package, name) for name in settings.without):
+        if not one.holds(now_s) or any(is_named(one.package, name) for name in settings.without):
             continue
         package = " ".join(filter(None, (one.package or "a package", one.version)))
         found = (

@@ -66,11 +66,11 @@ def environment(device: Device) -> Environment:
 
 def _stamps(backend: Backend, device: Device) -> dict[str, str]:
     """Its stamps, none of one that somebody wants left out, or that is another package's and broken."""
-    names = getattr(backend, "package", ())
-    packages = (names,) if isinstance(names, str) else tuple(names)
+    packages = _texts(getattr(backend, "package", ()))
     package = GUESTS.package_of.get(backend.name) or next(filter(_is_installed, packages), "")
     is_ours = not package and backend.name not in GUESTS.package_of  # or of a package that is not there
-    if backend.name != DEFAULT_BACKEND and GUESTS.is_unwanted(backend.name, *packages, package):
+    modules = {module.partition(".")[0] for module in _texts(getattr(backend, "imports", ()))} - {"gemmtuned"}
+    if backend.name != DEFAULT_BACKEND and GUESTS.is_unwanted(backend.name, *packages, package, *modules):
         return {}
     if is_ours:
         return backend.stamps(device)
@@ -83,6 +83,12 @@ def _stamps(backend: Backend, device: Device) -> dict[str, str]:
         return dict(stamps)
 
     return GUESTS.ask(backend.name, f"backend {backend.name}", package, asked, {})
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """A name or several; none where a backend of another package has something else under that attribute."""
+    many = (value,) if isinstance(value, str) else value
+    return tuple(one for one in many if isinstance(one, str)) if isinstance(many, tuple | list) else ()
 
 
 def _is_installed(package: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import crashing_site
@@ -24,7 +25,7 @@ from gemmtuned.configs.errors import PieceFailed, WorkerDied
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
-from gemmtuned.configs.solution import Environment
+from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.protocol.wire import LeftOut, Message
 from gemmtuned.daemon.seats import left_out
@@ -34,6 +35,8 @@ from gemmtuned.daemon.seats.worker import Deadlines, Worker
 from gemmtuned.daemon.service.check import ready
 from gemmtuned.daemon.service.main import tune_now
 from gemmtuned.db.store import Store
+from gemmtuned.kernels import backends, other_packages
+from gemmtuned.kernels.backends import torch_op
 from gemmtuned.reports import left_out as report
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -229,6 +232,43 @@ def test_what_is_named_is_neither_imported_nor_asked_for_its_version(start: Star
     assert [(message.name, message.wanted) for message in said] == [
         ("named", True), ("pattern_1", True), ("nmaed", False)
     ]  # fmt: skip
+
+
+def test_a_name_covers_whatever_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's build of DeepGEMM is imported as `deep_gemm`, too; packages are named with - or _."""
+    said: dict[str, tuple[str, bool]] = {}
+    guests = other_packages.Guests()
+    guests.without, guests.say = (
+        ("deep_gemm", "flashinfer_python", "sgl"),
+        lambda n, why, wanted: said.update({n: (why, wanted)}),
+    )
+    for module in (backends, torch_op):
+        monkeypatch.setattr(module, "GUESTS", guests)
+
+    backends.environment(Device("cuda-x-132", "cuda", "x", "sm_90", 132))
+    guests.say_unused()
+
+    wanted = {name for name, (_, wanted) in said.items() if wanted}
+    assert wanted == {"deep_gemm", "deep_gemm_sglang", "flashinfer_blocks", "flashinfer_tensors"}
+    alike = "sgl-deep-gemm, sgl-kernel, sgl_kernel, sglang-kernel, sglang_blocks, sglang_fp8 and more"
+    assert said["sgl"][0].endswith(f"nothing here has that name, only {alike}")
+    crashing_site.install(tmp_path, "sgl-kernel", "import", "abort")
+    monkeypatch.syspath_prepend(tmp_path)
+    Pieces(tmp_path).blame("import of sgl_kernel", "sgl-kernel", "killed by SIGABRT", doubtful=False)
+    for name, count in (("sgl", 1), ("sgl_kernel", 0)):
+        settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path), "GEMMTUNED_WITHOUT": name})
+        assert len(list(report.checks(settings))) == count
+
+
+@pytest.mark.parametrize("value", [None, 3, [None], "own"], ids=str)
+def test_a_backend_may_have_such_attributes_for_something_else(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another package, whose backend ended every worker by them."""
+    guests = other_packages.Guests()
+    guests.without, guests.package_of["own"] = ("vllm",), "own"
+    monkeypatch.setattr(backends, "GUESTS", guests)
+    own: Any = SimpleNamespace(name="own", order=50, package=value, imports=value, stamps=lambda device: {"own": "1"})
+    monkeypatch.setitem(backends.BACKENDS, "own", own)
+    assert backends.environment(Device("cuda-x-132", "cuda", "x", "sm_90", 132)).stamps["own"] == "1"
 
 
 def test_names_come_from_the_variable_and_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
