@@ -16,6 +16,7 @@ from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, OfModel, Wanted, decided, from_words, gather, waiting
+from gemmtuned.configs.aiter_rows import family_of
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import CROWDED, Device, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES
@@ -259,7 +260,9 @@ class _Files:
         left_out = [*self._table.left_out] if self._table is not None else []
         if not left_out:
             return []
-        return [f"{len(left_out)} have no place in that table, for example {left_out[0]}: AITER has no column for it"]
+        other, has = family_of(left_out[0]), "has" if len(left_out) == 1 else "have"
+        why = "AITER has no column for it" if other is None else f"it is of AITER's family {other.name}"
+        return [f"{len(left_out)} {has} no place in that table, for example {left_out[0]}: {why}"]
 
     def _write(self) -> None:
         try:

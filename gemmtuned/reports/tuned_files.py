@@ -25,6 +25,7 @@ from gemmtuned.configs.aiter_headers import (
     AiterFamily,
     named_family,
 )
+from gemmtuned.configs.aiter_names import canonical_name, family_of_name
 from gemmtuned.configs.aiter_remarks import is_remark
 from gemmtuned.configs.aiter_rows import (
     candidate_texts,
@@ -72,6 +73,12 @@ class TunedTable:
         self._seen = Watched()
         if not self._read():
             named_family(family.name, self._columns, name=str(path))  # else nobody could read it by its name
+            told = family_of_name(path.name)
+            if told.startswith("batched_") and "B" not in self._columns:
+                raise TableError(
+                    f"{path}: by its name it is of family {told}, and the rows to be written are of {family.name}, "
+                    f"which have no batch: name it as AITER does, such as {canonical_name(family.name, 'tuned')}"
+                )
         require_writable(path)
 
     def add(self, solution: Solution, device: Device, *, err_ratio: float | None = None) -> None:

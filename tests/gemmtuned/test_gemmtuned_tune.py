@@ -19,6 +19,7 @@ import typer
 from store_cases import found, saw
 
 from gemmtuned.cli import build
+from gemmtuned.commands import tune
 from gemmtuned.commands.aiter_flags import NO_EFFECT, translate
 from gemmtuned.commands.tune import _report as tune_report
 from gemmtuned.commands.tune_options import libraries
@@ -26,6 +27,7 @@ from gemmtuned.commands.tune_sources import Wanted
 from gemmtuned.configs.aiter_csv import read_file
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import problem_of, solution_of
+from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
@@ -633,6 +635,28 @@ def test_another_familys_table_is_not_written_to(
 
     assert (end.value.code, (home / name).read_text()) == (1, header + "\n")
     assert name in capsys.readouterr().err
+
+
+def test_a_table_of_single_products_gets_no_name_of_batched_ones(home: Path) -> None:
+    """Rows of a batched 8-bit table are tuned as products by themselves; nobody could read them under its name."""
+    with pytest.raises(TableError, match=r"batched_a8w8.*the rows to be written are of a8w8.*a8w8_tuned_gemm\.csv"):
+        TunedTable(home / "a8w8_tuned_batched_gemm.csv", FAMILIES["a8w8"])
+    TunedTable(home / "bf16_tuned_batched_gemm.csv", FAMILIES["batched_bf16"])
+
+
+def test_what_is_of_another_table_than_the_first_is_said_so(home: Path) -> None:
+    """AITER has columns for it: a shuffled weight with many rows is tuned as a plain one."""
+    device = Device("cuda-x-132", "cuda", "X", "sm_90", 132)
+    shuffled = Problem.parse("scaled:fp8_e4m3>bf16:16x512x128,scale=row,weight=shuffled")
+    plain = Problem.parse("scaled:fp8_e4m3>bf16:2048x512x128,scale=row")
+    files = tune._Files(home / "a8w8_bpreshuffle_tuned_gemm.csv", None, [shuffled, plain], sort=False)
+    for problem in (shuffled, plain):
+        files.found([replace(made(16, device), problem=problem)], device)
+    assert files.notes == [f"1 has no place in that table, for example {plain}: it is of AITER's family a8w8"]
+    odd = replace(shuffled, bias=True)
+    files.found([replace(made(16, device), problem=odd)], device)
+    (note,) = files.notes
+    assert note.startswith("2 have no place in that table")
 
 
 # --- runs
