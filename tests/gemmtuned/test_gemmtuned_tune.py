@@ -642,6 +642,7 @@ def test_a_table_of_single_products_gets_no_name_of_batched_ones(home: Path) -> 
     with pytest.raises(TableError, match=r"batched_a8w8.*the rows to be written are of a8w8.*a8w8_tuned_gemm\.csv"):
         TunedTable(home / "a8w8_tuned_batched_gemm.csv", FAMILIES["a8w8"])
     TunedTable(home / "bf16_tuned_batched_gemm.csv", FAMILIES["batched_bf16"])
+    TunedTable(home / "bf16_tuned_batched_gemm.csv", FAMILIES["bf16"])  # whose header tells it, whatever the name
 
 
 def test_what_is_of_another_table_than_the_first_is_said_so(home: Path) -> None:
