@@ -1,7 +1,7 @@
 """Draw what families.py and weight_only.py measured: the gain by M for each kind, and times against the floor.
 
     cd benchmarks/results
-    python -m benchmarks plot_families {families-,weight_only-}*-h200-*.json --out docs/images/families-h200.svg
+    python -m benchmarks plot_families {families-,weight_only-}*h200-*.json --out docs/images/families-h200.svg
 
 Needs matplotlib (`pip install '.[bench]'`).  Of a problem measured twice the later row counts.  The gain is over the
 fastest that torch has beside it: its own call; for int8 `_int_mm` with one compiled kernel for scales behind it; where
@@ -24,9 +24,10 @@ import plots
 
 KINDS: Final = {
     "row": "fp8, one scale a row", "tensor": "fp8, one scale a tensor", "block_row": "fp8, scales of blocks of 128",
-    "int8": "int8, one scale a row", "fp8": "fp8 weight, bf16 X", "int4_128": "int4 weight, groups of 128, bf16 X",
-    "mxfp4": "MXFP4 weight, bf16 X",
+    "int8": "int8, one scale a row", "weight_only fp8": "fp8 weight, bf16 X", "weight_only int8": "int8 weight, bf16 X",
+    "weight_only int4_128": "int4 weight, groups of 128, bf16 X", "weight_only mxfp4": "MXFP4 weight, bf16 X",
 }  # fmt: skip
+MOST_OF_FLOOR: Final = 64  # rows of X: with more, reading W is not the work
 OVER: Final = ("kept_us", "copied_us", "int_mm_fused_us", "torch_us")  # the first that a row has
 
 
@@ -37,9 +38,11 @@ def rows(paths: Iterable[Path]) -> tuple[str, list[dict[str, Any]]]:
     for raw in sorted((json.loads(path.read_text()) for path in paths), key=lambda raw: raw["date"]):
         devices.add(f"{raw['device']}, torch {raw['versions']['torch'].split('+')[0]}")
         dates.append(raw["date"][:10])
+        of = "weight_only " if raw["benchmark"] == "weight_only" else ""  # both have a kind called int8
         for row in raw["rows"]:
-            if row["kind"] in KINDS and "failed" not in row:
-                found[row["kind"], row["problem"]] = row
+            kind = of + row["kind"]
+            if kind in KINDS and "failed" not in row:
+                found[kind, row["problem"]] = {**row, "kind": kind}
     return f"{'; '.join(sorted(devices))}, {dates[0]} to {dates[-1]}", list(found.values())
 
 
@@ -66,7 +69,7 @@ def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
         colour = pyplot.get_cmap("tab10")(index)
         left.plot(places, means, "o-", color=colour, markersize=4, label=name)
         left.vlines(places, [min(some) for some in gains], [max(some) for some in gains], color=colour, linewidth=0.8)
-        ours = [row for row in mine if row["published"]]
+        ours = [row for row in mine if row["published"] and row["m"] <= MOST_OF_FLOOR]
         right.scatter(
             [row["floor_us"] for row in ours], [row["published_us"] for row in ours], s=9, color=colour, label=name
         )
@@ -75,7 +78,8 @@ def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
     left.set_xticklabels(ms)
     figure.legend(*left.get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
     floors = [row["floor_us"] for row in found]
-    plots.against_floor(right, floors, what="published (us)", ticks=[3, 5, 10, 20, 50, 100])
+    what = f"published, M up to {MOST_OF_FLOOR} (us)"
+    plots.against_floor(right, floors, what=what, ticks=[3, 5, 10, 20, 50, 100])
     figure.suptitle(
         f"Weights of 8 and 4 bits, cold, CUDA graph; means, and the lowest and highest: {title}", fontsize=10
     )
