@@ -17,11 +17,10 @@ import sys
 from typing import Any, Final
 
 from gemmtuned.configs.file_size import no_signal_at_a_limit
-from gemmtuned.configs.unpatched import builtins, get_ident, os
+from gemmtuned.configs.unpatched import builtins, get_ident, os, poll
 
 __builtins__ = builtins
 
-_poll = select.poll
 _STDERR: Final = 2
 _STDOUT: Final = 1
 _ours: set[int] = set()  # idents of our threads
@@ -160,7 +159,7 @@ def _takes_a_line(fd: int) -> bool:
 
     A parent may read the program's stderr only after its end, which would never come if we waited.
     """
-    poll = _poll()
-    poll.register(fd, select.POLLOUT)
-    states = [state for _, state in poll.poll(0)]
+    asked = poll()
+    asked.register(fd, select.POLLOUT)
+    states = [state for _, state in asked.poll(0)]
     return bool(states) and not states[0] & (select.POLLERR | select.POLLNVAL)

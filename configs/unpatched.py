@@ -19,17 +19,20 @@ import builtins as _builtins
 import fcntl as _fcntl
 import importlib.util
 import os as _os
+import select as _select
 import signal as _signal
 import time
-from importlib.machinery import BuiltinImporter
+from importlib.machinery import BuiltinImporter, ExtensionFileLoader
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 
 def as_built(module: ModuleType) -> ModuleType:
-    """A fresh copy of a built-in module; the module itself if it is not built in."""
-    spec = BuiltinImporter.find_spec(module.__name__)
+    """A fresh copy of a module of the interpreter's that is written in C; the module itself where it is none."""
+    spec = BuiltinImporter.find_spec(module.__name__) or module.__spec__
     if spec is None or spec.loader is None:
+        return module
+    if spec.origin != "built-in" and type(spec.loader) is not ExtensionFileLoader:
         return module
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
@@ -41,6 +44,7 @@ sleep = as_built(time).sleep
 allocate_lock = _threads.allocate_lock
 get_ident = _threads.get_ident
 thread_count = _threads._count
+poll = as_built(_select).poll  # eventlet deletes that of the module
 
 
 def as_of_now(module: ModuleType) -> ModuleType:

@@ -323,7 +323,6 @@ PATCHED = {
 }
 TAKEN_AS_IT_IS = {
     ("configs/unpatched.py", "time.sleep"),
-    ("configs/say.py", "select.poll"),  # does not wait
     ("hooks/watch.py", "threading.Thread"),  # callbacks of the program, in a thread as it has them
     ("hooks/native/build.py", "subprocess.run"),  # of `doctor --build`, `run` and the daemon
     ("db/upkeep.py", "threading.Thread"),  # of the daemon and of commands
