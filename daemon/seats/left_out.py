@@ -21,7 +21,7 @@ from typing import Final
 
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.notice import replace_file
+from gemmtuned.daemon.notice import MOST_NUMBER, replace_file
 from gemmtuned.daemon.protocol.wire import Hello, LeftOut, Message
 
 logger = logging.getLogger("gemmtuned.daemon")
@@ -147,6 +147,8 @@ def _checked(row: Mapping[str, object]) -> Ended:
     for field in fields(Ended):
         if not isinstance(row[field.name], types[str(field.type)]):
             raise TypeError(field.name)
+    if not abs(row["at_s"]) < MOST_NUMBER:  # type: ignore[arg-type]
+        raise ValueError("at_s")
     return Ended(**row)  # type: ignore[arg-type]
 
 

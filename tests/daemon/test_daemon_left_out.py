@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,6 +163,15 @@ def test_what_may_be_nobodys_fault_is_kept_for_a_day() -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"pieces": [{}]}', '{"pieces": [{"piece": 1}]}', '{"pieces": 3}', "\0"])
 def test_a_file_that_is_none_of_ours_leaves_nothing_out(text: str, tmp_path: Path) -> None:
     (tmp_path / left_out.FILE).write_text(text)
+    assert not Pieces(tmp_path).ended()
+
+
+@pytest.mark.parametrize("at_s", ["1e999", "-1e999", "NaN", "1" + 30 * "0", "1e18"])
+def test_a_time_that_is_none_ends_no_report(at_s: str, tmp_path: Path) -> None:
+    Pieces(tmp_path).blame("import of x", "pytest", "hung", doubtful=True)
+    file = tmp_path / left_out.FILE
+    file.write_text(re.sub(r'"at_s": [0-9.]+', f'"at_s": {at_s}', file.read_text()))
+    assert list(report.checks(Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}))) == []
     assert not Pieces(tmp_path).ended()
 
 
