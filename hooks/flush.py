@@ -238,15 +238,22 @@ class Flusher:
 
     def _give(self, store: GuestStore, now_s: float) -> bool:
         """Write all counts and notes, and forget each batch once the store has it. False: time ran out."""
+        unasked: Exception | None = None
         for place, run, counts in self._pending.batches():
             if clock.monotonic() > self._write_until_s:
                 return False
-            environment = self._environment_of(place)
+            try:
+                environment = self._environment_of(place)
+            except Exception as err:  # of a CPU: what ran elsewhere does not wait for it
+                unasked = err
+                continue
             if environment is None:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
             else:
                 self._at(store.sightings.add, run, environment, sightings(counts), now_s=now_s)
             self._pending.forget(counts, written=environment is not None)
+        if unasked is not None:
+            raise unasked
         self._pending.all_given()
         for place, gemms in self._compiled.by_place():
             environment = self._environment_of(place)

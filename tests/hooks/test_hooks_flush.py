@@ -180,21 +180,23 @@ def test_what_runs_on_a_cpu_that_cannot_be_asked_now_is_written_once_it_can(
     ask, facts = counted.flusher._environment, [False]
 
     def environment(place: str) -> Any:
-        if not facts[0]:
+        if not facts[0] and place == "cpu":
             raise AttributeError("a made up file")
-        return ask(place)
+        return ask("cpu")
 
     counted.flusher._environment = environment
     for _ in range(2):
         counted.call(3)
+        counted.call(4, place="cuda:0")
         counted.flusher.turn()
+    assert stored(counted) == 8, "what ran elsewhere does not wait for it"
     assert [record.getMessage() for record in caplog.records] == [
         "counts stay in memory reason=AttributeError: a made up file"
     ]
     facts[0] = True
     counted.flusher.flush()
 
-    assert (stored(counted), counted.flusher.dropped, counted.flusher.complaint) == (6, 0, "")
+    assert (stored(counted), counted.flusher.dropped, counted.flusher.complaint) == (14, 0, "")
 
 
 def test_what_torch_compile_makes_is_bounded_while_the_store_is_out_of_reach(
