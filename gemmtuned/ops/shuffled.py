@@ -59,6 +59,14 @@ def shuffled_linear(
     return y
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_kernels(index: int) -> bool:
+    """Whether this CUDA device has kernels for that order. On CPUs (-1) calls are recorded without any."""
+    if index < 0 or torch.version.hip is not None or not torch.cuda.is_available():
+        return index < 0
+    return torch.cuda.get_device_capability(index) == (9, 0)
+
+
 def can_be_read(x: Any, w: Any, *others: Any) -> bool:
     """Whether the operator may take x [M, K] and a shuffled w [N, K] as they are, and nobody looks into the product."""
     given = [t for t in (x, w, *others) if t is not None]
@@ -70,4 +78,6 @@ def can_be_read(x: Any, w: Any, *others: Any) -> bool:
         return False
     if not activate.is_active() or not has_few_rows(x.shape[0], SHUFFLED_ROWS) or wants_derivatives(*given):
         return False
+    if not _has_kernels(x.get_device()):
+        return False  # the product of the plain copy is then tuned and served by itself
     return torch.compiler.is_compiling() or (all(type(t) in PLAIN for t in given) and nobody_transforms())

@@ -58,11 +58,19 @@ def weight_only_linear(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None
     return y.view(*x.shape[:-1], w.shape[0])
 
 
+def _has_tiles(x: Tensor, w: Tensor) -> bool:
+    """Whether there are kernels for many rows of X: else torch's product of the copy is better served by itself."""
+    if type(x) not in PLAIN or x.dtype not in (torch.bfloat16, torch.float16) or torch.version.hip is not None:
+        return False
+    least = {torch.int8: (8, 0), torch.uint8: (8, 0), torch.float8_e4m3fn: (8, 9)}.get(w.dtype)
+    return least is not None and torch.cuda.get_device_capability(x.device) >= least
+
+
 def _is_served(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> bool:
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
     if not x.is_cuda or not activate.is_active() or not x.numel() or not w.numel():
         return False
-    most = COMPILED_ROWS if torch.compiler.is_compiling() else WEIGHT_ONLY_ROWS
+    most = COMPILED_ROWS if torch.compiler.is_compiling() or not _has_tiles(x, w) else WEIGHT_ONLY_ROWS
     if not has_few_rows(prod(x.shape[:-1]), most):  # torch.Size.numel() asks a compiler for a constant
         return False
     given = [t for t in (x, w, scales, bias) if t is not None]

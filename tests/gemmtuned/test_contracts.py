@@ -84,6 +84,12 @@ OF_KERNEL = {
         "weight_only:fp16/fp4_e2m1:16x512x2048+bias,wscale=1x32",
         "weight_only:bf16/i8:2x576x1024,wscale=row",
     ),
+    "weight_only_tiles": problems(
+        "weight_only:bf16/i4:64x576x1024,wscale=1x128,wscaledtype=bf16",
+        "weight_only:fp16/fp4_e2m1:17x512x2048+bias,wscale=1x32",
+        "weight_only:bf16/i8:300x576x1024,wscale=row",
+        "weight_only:bf16/fp8_e4m3:33x576x1024,wscale=128x128",
+    ),
 }
 ALL: list[tuple[str, type, dict[str, Any]]] = [
     *(

@@ -77,7 +77,8 @@ def test_the_advice_for_a_refused_call_fits_its_error(home: Home, calls: str, er
 
     assert (done.code, done.out) == (0, "right\n"), done.err
     said = [line for line in done.ours if "counts stay in memory" in line]
-    assert len(said) == 1 and advice in said[0] and "write access" not in said[0], done.ours
+    assert 1 <= len(said) <= 2, done.ours  # a slow start can meet the refusal at another step first
+    assert all(advice in line and "write access" not in line for line in said), done.ours
 
 
 def test_a_program_that_has_the_system_kill_who_makes_a_call_of_ours_ends_well_where_it_switches_us_off_before(
