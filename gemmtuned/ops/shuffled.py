@@ -59,12 +59,15 @@ def shuffled_linear(
     return y
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_kernels(index: int) -> bool:
     """Whether this CUDA device has kernels for that order. On CPUs (-1) calls are recorded without any."""
     if index < 0 or torch.version.hip is not None or not torch.cuda.is_available():
         return index < 0
     return torch.cuda.get_device_capability(index) == (9, 0)
+
+
+# As torch.compiler.assume_constant_result does it, which would bring the compiler into every process
+_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def can_be_read(x: Any, w: Any, *others: Any) -> bool:
