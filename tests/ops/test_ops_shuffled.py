@@ -14,8 +14,15 @@ from gemmtuned.ops import weight_only
 OPERANDS = """
     import json, torch, gemmtuned
     from gemmtuned import ops
+    from gemmtuned.hooks import activate
     from gemmtuned.ops import shuffled as own
+    from hooked import wait_for
     torch.set_num_threads(1)
+
+    def look():  # as its thread does once a second; while that is about it, a look of ours does nothing
+        patches = activate.current().patches
+        wait_for(lambda: "gemmtuned::shuffled_scaled_mm" in (patches.look_for_foreign() or patches.foreign.seen))
+
     torch.manual_seed(0)
     w8, wf = torch.randint(-128, 128, (48, 256), dtype=torch.int8), torch.randn(48, 256).to(torch.float8_e4m3fn)
     of_w, bias = torch.rand(48) * 2.0**-6, torch.randn(48).bfloat16()
@@ -37,8 +44,7 @@ def test_they_are_products_of_the_plain_weight_under_keys_of_their_own(home: Hom
     done = home.run(
         OPERANDS
         + """
-    from gemmtuned.hooks import activate
-    activate.current().patches.look_for_foreign()  # as its thread does once a second
+    look()
     same = [torch.equal(*pair) for m in (1, 3, 16, 1025) for pair in both(m)]
     print(json.dumps(same))
     """
@@ -128,7 +134,7 @@ SERVED = """
     from gemmtuned.configs.launch import Condition, OperatorLaunch
     from gemmtuned.configs.problem import Problem
     from gemmtuned.hooks import activate
-    from hooked import publish, published, wait_for
+    from hooked import publish, published
     library = torch.library.Library("planted", "DEF")
     library.define("sevens(Tensor x, Tensor w, Tensor scale_x, Tensor scale_w, Tensor(a!) y) -> ()")
     def sevens(x, w, scale_x, scale_w, y):
@@ -143,7 +149,7 @@ SERVED = """
     row = published(problem, "planted", stamp=version("torch"), launch=record.text())
     publish(activate.current().settings.config_dir, [row], 1)
     wait_for(lambda: gemmtuned.generation() == 1)
-    activate.current().patches.look_for_foreign()
+    look()
     x, of_x = torch.ones(4, 256, dtype=torch.int8), torch.ones(4)
     y = ops.gemm_a8w8_bpreshuffle(x, ops.shuffle_weight(w8), of_x, torch.ones(48))
     plain = ops.gemm_a8w8(x, w8, of_x, torch.ones(48))
