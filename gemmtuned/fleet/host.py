@@ -58,8 +58,8 @@ def _digits(path: Path) -> str:
         return found
     path.parent.mkdir(parents=True, exist_ok=True)
     new = beside(path)
-    new.write_text(secrets.token_hex(4))
     try:
+        new.write_text(secrets.token_hex(4))
         os.link(new, path)  # of two that begin at once one wins
     except FileExistsError:
         if not re.fullmatch("[0-9a-f]{8}", read_small(path, 8)):
