@@ -31,7 +31,7 @@ def dequantised(
         return w.to(dtype)
     exact = dtype if dtype == torch.float64 else torch.float32
     if quant in PAIRS:
-        return _of_pairs(w, scale, quant, dtype)
+        return _of_pairs(w, scale, quant, dtype, exact)
     factors = scale.to(exact)
     if quant == "128x128":
         by_row = factors.repeat_interleave(BLOCK, 0)[: w.shape[0]]
@@ -49,9 +49,8 @@ def _times(w: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mul(codes, factors, out=torch.empty(w.shape, dtype=dtype, device=w.device))
 
 
-def _of_pairs(w: Tensor, scale: Tensor, quant: str, dtype: torch.dtype) -> Tensor:
+def _of_pairs(w: Tensor, scale: Tensor, quant: str, dtype: torch.dtype, exact: torch.dtype) -> Tensor:
     """By a table of bytes, in passes over half as many; a compiler makes one pass of arithmetic, and has no table."""
-    exact = dtype if dtype == torch.float64 else torch.float32
     factors = _of_e8m0(scale) if quant == "mxfp4" else scale
     if torch.compiler.is_compiling():
         values = _of_codes(torch.stack([w & 15, w >> 4], -1).flatten(-2).long(), quant).to(exact)

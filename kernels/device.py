@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from gemmtuned.configs.errors import CandidateFailed
@@ -30,6 +32,14 @@ def cuda_device(index: int) -> Device:
         arch, kind = f"sm_{facts.major}{facts.minor}", "cuda"
     units = facts.multi_processor_count
     return Device(key=f"{kind}-{slug(facts.name, 40)}-{units}", kind=kind, name=facts.name, arch=arch, units=units)
+
+
+@cache
+def capability(index: int) -> tuple[int, int]:
+    """Compute capability of an NVIDIA GPU; (0, 0) of another device, and where there is none."""
+    if index < 0 or torch.version.hip is not None or not torch.cuda.is_available():
+        return 0, 0
+    return torch.cuda.get_device_capability(index)
 
 
 def current_cuda_device() -> Device:

@@ -13,6 +13,8 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import PACKED, WEIGHT_ONLY
 from gemmtuned.kernels.own_kernel import rows_apart
 
+WEIGHTS: Final = {"i8": 0, "fp8_e4m3": 1, "i4": 2, "fp4_e2m1": 3}  # as the kernels number types and kinds of scales
+SCALES: Final = {"tensor": 0, "row": 1, "128x128": 2, "1x32": 3, "1x64": 3, "1x128": 3}
 BLOCK: Final = 128  # rows of W, and values of K, with one scale of 128x128
 _MAX_K: Final = 1 << 24
 

@@ -17,6 +17,7 @@ from gemmtuned.configs.solution import Candidate
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.backends.launched import WARP_SIZE, OwnKernels, bound
+from gemmtuned.kernels.triton.kernel import is_interpreted
 
 if TYPE_CHECKING:
     from gemmtuned.kernels.triton.launch import LaunchRecord
@@ -31,7 +32,7 @@ class Triton(OwnKernels):
     def prepare(self, candidate: Candidate, problem: Problem) -> Kernel:
         """Compiled (or found in Triton's cache) and loaded. Raises CandidateFailed when it cannot run the problem."""
         from gemmtuned.kernels.compile import compile_record
-        from gemmtuned.kernels.triton.python_launch import is_interpreted, launcher
+        from gemmtuned.kernels.triton.python_launch import launcher
 
         kernel, record = catalog.record_of(candidate, problem)
         arch = self.here().arch

@@ -34,8 +34,6 @@ ROWS: Final = (16, 32, 64, 128)  # of W, of a thread block: they divide a block 
 WARPS: Final = (1, 2, 4, 8)
 DEPTHS: Final = (1, 2, 3, 4, 6)
 _TYPES: Final = {"bf16": 0, "fp16": 1, "fp32": 2, "e8m0": 3}
-_WEIGHTS: Final = {"i8": 0, "fp8_e4m3": 1, "i4": 2, "fp4_e2m1": 3}
-_SCALES: Final = {"tensor": 0, "row": 1, "128x128": 2, "1x32": 3, "1x64": 3, "1x128": 3}
 _SCALE_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
 _DECODED: Final = {"i8": 7, "fp8_e4m3": 12, "i4": 11, "fp4_e2m1": 20}  # instructions for a word of W, about
 _SYSTEM_BYTES: Final = 1024  # of shared memory, for each thread block
@@ -72,7 +70,7 @@ class WeightOnly:
     @property
     def group(self) -> int:
         """Of K that a scale holds for; 0 where it is none of a group's."""
-        return int(self.scales.partition("x")[2]) if _SCALES[self.scales] == 3 else 0
+        return int(self.scales.partition("x")[2]) if operands.SCALES[self.scales] == 3 else 0
 
     @property
     def steps(self) -> int:
@@ -122,9 +120,9 @@ class WeightOnly:
         """What NVRTC compiles."""
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "M": self.m, "PARTS": self.parts,
-            "WARPS": self.warps, "DEPTH": self.depth, "DTYPE": _TYPES[self.dtype], "WEIGHTS": _WEIGHTS[self.weight],
-            "SCALES": _SCALES[self.scales], "OF_SCALE": _TYPES[self.scale_type], "GROUP": self.group or 32,
-            "BIAS": int(self.bias), "NAME": NAME,
+            "WARPS": self.warps, "DEPTH": self.depth, "DTYPE": _TYPES[self.dtype],
+            "WEIGHTS": operands.WEIGHTS[self.weight], "SCALES": operands.SCALES[self.scales],
+            "OF_SCALE": _TYPES[self.scale_type], "GROUP": self.group or 32, "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         return "".join(f"#define {name} {value}\n" for name, value in values.items()) + _text()

@@ -71,6 +71,18 @@ def k_of_4_bit(spot):
 
 
 @triton.jit
+def in_order_of_fp8(x, ROWS: tl.constexpr):
+    """[ROWS, 64] of X as it lies, its values of K where k_of_fp8 says: axes of K are bits 5 4, 3 2, 1 and 0."""
+    return x.reshape(ROWS, 4, 4, 2, 2).permute(0, 2, 3, 1, 4).reshape(ROWS, 64)
+
+
+@triton.jit
+def in_order_of_4_bit(x, ROWS: tl.constexpr):
+    """The same of [ROWS, 128] and k_of_4_bit: bits 6 5, 4 3, 2, 1 and 0."""
+    return x.reshape(ROWS, 4, 4, 2, 2, 2).permute(0, 5, 2, 3, 1, 4).reshape(ROWS, 128)
+
+
+@triton.jit
 def of_fp8(w, ASM: tl.constexpr):
     """e4m3 to fp16, four at once."""
     if ASM:
@@ -134,14 +146,11 @@ def of_e8m0(codes):
 
 
 @triton.jit
-def scaled_values(values, s, to: tl.constexpr, ROWS: tl.constexpr, BYTES: tl.constexpr, GROUPS: tl.constexpr):
-    """Values of the bytes [ROWS, BYTES] times their groups' scales [ROWS, GROUPS]."""
-    values = values.reshape(ROWS, GROUPS, BYTES // GROUPS)
-    if to == tl.bfloat16:
-        values = values * s.to(to)[:, :, None]  # e8m0 and bf16 have the same exponents
-    else:
-        values = (values.to(tl.float32) * s.to(tl.float32)[:, :, None]).to(to)
-    return values.reshape(ROWS, BYTES)
+def _scaled_values(values, s, to: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """Values of 64 bytes a row times their groups' scales [ROWS, GROUPS]. HELD: `to` is bf16 and has all their bits."""
+    exact: tl.constexpr = to if HELD else tl.float32
+    values = values.to(exact).reshape(ROWS, GROUPS, 64 // GROUPS) * s.to(exact)[:, :, None]
+    return values.to(to).reshape(ROWS, 64)
 
 
 @triton.jit
@@ -170,3 +179,20 @@ def tile_of_4_bit(low, high, ROWS: tl.constexpr, WARPS: tl.constexpr):
     # Axes as in tile_of_fp8, and a last one for the lower and the upper code, which goes in front of the product
     values = tl.join(low, high).reshape(ROWS // (16 * WARPS), 2, WARPS, 8, 4, 4, 2, 2, 2)
     return values.permute(0, 2, 1, 3, 8, 5, 6, 4, 7).reshape(ROWS, 128)
+
+
+@triton.jit
+def values_of_4_bit(
+    w, s, to: tl.constexpr, E2M1: tl.constexpr, OF: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
+    WARPS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Bytes [ROWS, 64] with scales [ROWS, GROUPS], of type OF in memory, as tile_of_4_bit of their values in `to`."""
+    if E2M1:
+        low, high = of_e2m1(w, to, ASM)
+        s = of_e8m0(s)
+    else:
+        low, high = of_int4(w, to, ASM)
+    HELD: tl.constexpr = to == tl.bfloat16 and tl.float32 != OF  # e8m0 and bf16 have the same exponents
+    low = _scaled_values(low, s, to, HELD, ROWS, GROUPS)
+    high = _scaled_values(high, s, to, HELD, ROWS, GROUPS)
+    return tile_of_4_bit(low, high, ROWS, WARPS)

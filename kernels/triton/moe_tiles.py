@@ -21,14 +21,10 @@ import triton.language as tl
 from gemmtuned.kernels.triton.coded_weights import (
     k_of_4_bit,
     k_of_fp8,
-    of_e2m1,
-    of_e8m0,
     of_fp8,
-    of_int4,
     row_order,
-    scaled_values,
-    tile_of_4_bit,
     tile_of_fp8,
+    values_of_4_bit,
 )  # fmt: skip
 
 
@@ -158,6 +154,7 @@ def _decoded_sums(
     step: tl.constexpr = 64 if WEIGHT == 1 else 128  # of K, 64 bytes
     a_row: tl.constexpr = K * 64 // step
     groups: tl.constexpr = 128 // GROUP
+    kind: tl.constexpr = scale.dtype.element_ty
     across: tl.constexpr = (K + 127) // 128
     down: tl.constexpr = (ROWS + 127) // 128
     for k0 in range(0, K, BLOCK_K):
@@ -173,14 +170,7 @@ def _decoded_sums(
                 group = begin // GROUP + tl.arange(0, groups)
                 sp = scale + row[:, None] * (K // GROUP) + group[None, :]
                 s = tl.load(sp) if K % BLOCK_K == 0 else tl.load(sp, mask=(group < K // GROUP)[None, :], other=0)
-                if WEIGHT == 2:
-                    low, high = of_int4(wt, to, ASM)
-                else:
-                    low, high = of_e2m1(wt, to, ASM)
-                    s = of_e8m0(s)
-                low = scaled_values(low, s, to, BLOCK_N, 64, groups)
-                high = scaled_values(high, s, to, BLOCK_N, 64, groups)
-                values = tile_of_4_bit(low, high, BLOCK_N, WARPS)
+                values = values_of_4_bit(wt, s, to, WEIGHT == 3, kind, BLOCK_N, groups, WARPS, ASM)
             if SCALES != 3:
                 acc = tl.dot(values, xt, acc)
             elif piece % 2 == 0:

@@ -23,6 +23,7 @@ from gemmtuned.kernels.arch import at_least_sm, is_among, shared_limit
 from gemmtuned.kernels.cuda.moe_compile import described
 from gemmtuned.kernels.cuda.moe_decode import Experts
 from gemmtuned.kernels.own_kernel import symbol
+from gemmtuned.kernels.triton.kernel import is_interpreted
 from gemmtuned.kernels.triton.source import code_of
 
 NAME: Final = "moe_tiles"
@@ -149,7 +150,7 @@ class Compiled:
         self._constants = {name: constants[name] for name in self._names if name in constants}
         self._tile = tile
         self._kernel: Any = None
-        if _is_interpreted(self._function):
+        if is_interpreted(self._function):
             return
         from gemmtuned.kernels.compile import compile_function
 
@@ -204,7 +205,7 @@ def compiled(layer: Experts, up: Tile, down: Tile, arch: str) -> dict[str, Compi
         "WEIGHT": WEIGHTS[layer.weight], "SCALES": SCALES[layer.scales], "GROUP": layer.group or 32,
         "ACT": ACTS[layer.act], "INTERLEAVED": int(layer.act == "swiglu_clamped"), "WEIGHTED": int(layer.weight_first),
         "BIAS": int(layer.bias), "UP_TOKENS": up.tokens, "DOWN_TOKENS": down.tokens,
-        "ASM": int(arch.startswith("sm_") and not _is_interpreted(_kernels().up)),
+        "ASM": int(arch.startswith("sm_") and not is_interpreted(_kernels().up)),
     }  # fmt: skip
     width, inter = padded(layer)
     small = Tile(rows=1, tokens=1, block_k=1, warps=8, stages=1)
@@ -244,7 +245,3 @@ def source_hash() -> str:
 
 def _kernels() -> Any:
     return import_module("gemmtuned.kernels.triton.moe_tiles")
-
-
-def _is_interpreted(function: Any) -> bool:
-    return type(function).__name__ == "InterpretedFunction"

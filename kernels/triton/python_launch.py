@@ -15,6 +15,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch_values import Operands, arguments_of, grid_of, holds
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.own_kernel import Config
+from gemmtuned.kernels.triton.kernel import is_interpreted
 from gemmtuned.kernels.triton.launch import LaunchRecord
 
 DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -77,11 +78,6 @@ def launcher(
             compiled[grid](*[values.get(name, constant) for name, constant in zip(names, constants, strict=True)])
 
     return launch
-
-
-def is_interpreted(kernel: Any) -> bool:
-    """Whether Triton runs this kernel in its interpreter (TRITON_INTERPRET was set when it was imported)."""
-    return type(kernel).__name__ == "InterpretedFunction"
 
 
 def run(

@@ -13,6 +13,7 @@ groups the decoded values, which are then rounded to X's type, as torch rounds t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import triton
@@ -24,37 +25,48 @@ from gemmtuned.configs.solution import Device
 from gemmtuned.configs.tunable import PACKED, WEIGHT_ONLY_ROWS
 from gemmtuned.kernels import weight_only_operands as operands
 from gemmtuned.kernels.arch import at_least_sm, shared_limit
+from gemmtuned.kernels.estimates import fits
 from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, Scored
 from gemmtuned.kernels.triton.coded_weights import (
-    of_e2m1,
-    of_e8m0,
+    in_order_of_4_bit,
+    in_order_of_fp8,
     of_fp8,
-    of_int4,
     row_order,
-    scaled_values,
-    tile_of_4_bit,
     tile_of_fp8,
-)
-from gemmtuned.kernels.triton.kernel import TritonKernel
+    values_of_4_bit,
+)  # fmt: skip
+from gemmtuned.kernels.triton.kernel import TritonKernel, is_interpreted
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES, MAX_GRID_YZ, Axis, LaunchRecord
 from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.to_shared import splits
 
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of the estimate, in us: to begin; of a MB of W, and of the sums of slices of K; of 128 of K of the busiest
+    multiprocessor, for 128 rows of W to be decoded, for 128 rows and 64 tokens to be multiplied, and to be waited for
+    by the thread blocks that it holds at once.
+    """
+
+    start_us: float
+    read_mb_us: float
+    sums_mb_us: float
+    decode_us: float
+    multiply_us: float
+    wait_us: float
+
+
+FITS: Final = fits(__file__, Costs)
 NAME: Final = "weight_only_tiles"
 LEAST_M: Final = 9  # for fewer rows weight_only.cu is
 _ALIGNED: Final = 16  # bytes of a row of W that a thread loads at once, and values of X
-_WEIGHTS: Final = {"i8": 0, "fp8_e4m3": 1, "i4": 2, "fp4_e2m1": 3}  # as the kernel numbers them
-_SCALES: Final = {"tensor": 0, "row": 1, "128x128": 2, "1x32": 3, "1x64": 3, "1x128": 3}
 # Rows of W, tokens, warps of a tile, and the last one for int8 alone: others have no registers for it
 _SHAPES: Final = (
     (64, 16, 4), (128, 16, 4), (64, 32, 4), (128, 32, 4), (64, 64, 4), (128, 64, 4), (128, 64, 8), (256, 64, 8),
     (128, 128, 8), (256, 128, 8), (256, 128, 16),
 )  # fmt: skip
 _MOST_SUMS: Final = 64  # of a thread where it has a second set, of the block of K under way
-# us, of an estimate that was fitted to 725 timings of one H200 (lab/results/weight_only_tiles-h200-2026-11-28.json):
-# to begin; of 128 of K of the busiest multiprocessor, for 128 rows of W to be decoded, for 128 rows and 64 tokens to be
-# multiplied, and to be waited for by the thread blocks that it holds at once; of a MB of slices' sums, and of W
-_BEGIN, _DECODE, _MULTIPLY, _WAIT, _SUMS, _READ = 4.4, 0.116, 0.415, 0.227, 1.18, 0.102
+_MOST_SCALES: Final = (1 << 31) - 1
 _MORE_STAGES: Final = 1.02  # what was timed had three; four are tried behind these
 _REGISTERS: Final = 200  # of a thread, about
 _WORDS: Final = {**PARAMETERS, "scale": "scale_w.ptr"}
@@ -105,6 +117,8 @@ def _add_step(
 ):  # fmt: skip
     """acc and BLOCK_K of K from `begin` on. decoded: rows of W in the order of the tile of bytes, rows: of the sums."""
     to: tl.constexpr = x_rows.dtype.element_ty
+    kind: tl.constexpr = scale.dtype.element_ty
+    across: tl.constexpr = (K + 127) // 128  # blocks of scales
     PIECE: tl.constexpr = 64 if WEIGHT < 2 else 128  # of K, 64 bytes of a row
     for piece in tl.static_range(BLOCK_K // PIECE):
         first = begin + piece * PIECE
@@ -118,24 +132,16 @@ def _add_step(
         else:
             xt = tl.load(xp, mask=(k < K)[None, :], other=0.0)
             wt = tl.load(wp, mask=(byte < K * 64 // PIECE)[None, :], other=0)
-        # bits of k in a tile of values, as k_of_fp8 and k_of_4_bit say it
         if WEIGHT < 2:
-            xt = xt.reshape(BLOCK_M, 4, 4, 2, 2).permute(0, 2, 3, 1, 4).reshape(BLOCK_M, PIECE).trans()
+            xt = in_order_of_fp8(xt, BLOCK_M).trans()
             values = (wt if WEIGHT == 0 else of_fp8(wt, ASM)).to(to)
             values = tile_of_fp8(values, BLOCK_N, WARPS)
         else:
-            xt = xt.reshape(BLOCK_M, 4, 4, 2, 2, 2).permute(0, 5, 2, 3, 1, 4).reshape(BLOCK_M, PIECE).trans()
+            xt = in_order_of_4_bit(xt, BLOCK_M).trans()
             group = first // GROUP + tl.arange(0, PIECE // GROUP)
             sp = scale + decoded[:, None] * (K // GROUP) + group[None, :]
             s = tl.load(sp) if EVEN_K else tl.load(sp, mask=(group < K // GROUP)[None, :], other=0)
-            if WEIGHT == 2:
-                low, high = of_int4(wt, to, ASM)
-            else:
-                low, high = of_e2m1(wt, to, ASM)
-                s = of_e8m0(s)
-            low = _scaled(low, s, to, scale.dtype.element_ty, BLOCK_N, PIECE // GROUP)
-            high = _scaled(high, s, to, scale.dtype.element_ty, BLOCK_N, PIECE // GROUP)
-            values = tile_of_4_bit(low, high, BLOCK_N, WARPS)
+            values = values_of_4_bit(wt, s, to, WEIGHT == 3, kind, BLOCK_N, PIECE // GROUP, WARPS, ASM)
         if SCALES != 2:
             acc = tl.dot(values, xt, acc)
         elif piece % 2 == 0:
@@ -143,21 +149,9 @@ def _add_step(
         else:
             part = tl.dot(values, xt, part)
             block = first // 128
-            across: tl.constexpr = (K + 127) // 128
             there = (rows < N) & (block < across)  # behind K the next scale is of other rows
             acc += part * tl.load(scale + rows // 128 * across + block, mask=there, other=0.0)[:, None]
     return acc
-
-
-@triton.jit
-def _scaled(values, s, to: tl.constexpr, of: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """Values of 64 bytes a row times their groups' scales; in `to` where that holds the scale, else in fp32."""
-    if of == tl.float32 and to == tl.bfloat16:
-        values = values.to(tl.float32).reshape(ROWS, GROUPS, 64 // GROUPS) * s[:, :, None]
-        values = values.to(to).reshape(ROWS, 64)
-    else:
-        values = scaled_values(values, s, to, ROWS, 64, GROUPS)
-    return values
 
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:
@@ -169,8 +163,10 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
     if rows % (16 * warps) or block_k % 128:
         raise CandidateFailed(f"{p} {NAME}: {dict(config)} has warps without rows, or a step of K with part of a block")
     tiles_n, tiles_m = -(-p.n // rows), -(-p.m // tokens)
-    if tiles_m > MAX_GRID_YZ or (split > 1 and 4 * tiles_n * tiles_m > COUNTERS_BYTES):
-        raise CandidateFailed(f"{p} {NAME}: {tiles_n * tiles_m} tiles are too many")
+    if max(tiles_m, split) > MAX_GRID_YZ or (split > 1 and 4 * tiles_n * tiles_m > COUNTERS_BYTES):
+        raise CandidateFailed(f"{p} {NAME}: {tiles_n * tiles_m} tiles in {split} slices are too many")
+    if p.n * p.k // (operands.group_of(p) or p.k) > _MOST_SCALES:
+        raise CandidateFailed(f"{p} {NAME}: it counts scales in 31 bits")
     absent = {*(() if p.bias else ("bias",)), *(() if split > 1 else ("partials", "counters"))}
     offset = COUNTERS_BYTES if split > 1 else 0
     arguments = tuple(
@@ -187,15 +183,15 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         constants={
             "N": p.n,
             "K": p.k,
-            "WEIGHT": _WEIGHTS[p.wdtype],
-            "SCALES": _SCALES[p.wscale],
+            "WEIGHT": operands.WEIGHTS[p.wdtype],
+            "SCALES": operands.SCALES[p.wscale],
             "GROUP": operands.group_of(p) or 32,
             "BLOCK_N": rows,
             "BLOCK_M": tokens,
             "BLOCK_K": block_k,
             "SPLIT": split,
             "WARPS": warps,
-            "ASM": int(type(weight_only_tiles).__name__ != "InterpretedFunction"),
+            "ASM": int(not is_interpreted(weight_only_tiles)),
         },
         arguments=arguments,
         types={
@@ -249,16 +245,16 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
 
 def estimate_us(problem: Problem, device: Device, config: Config) -> float:
     """A guess for an H200 with cold weights; others order alike."""
-    p = problem
+    p, costs = problem, FITS["all"]
     rows, tokens, block_k, split, warps = (config[n] for n in ("rows", "tokens", "block_k", "split", "warps"))
     tiles = -(-p.n // rows) * -(-p.m // tokens)
     busiest = -(-tiles * split // device.units)
     by_memory = shared_limit(device.arch) // (_shared_bytes(p, config) + 1024)
     here = max(1, min(busiest, by_memory, 65536 // (32 * warps * _REGISTERS), 4))
     steps = busiest * -(-p.k // (block_k * split)) * block_k / 128
-    us = steps * (_DECODE * rows / 128 + _MULTIPLY * rows * tokens / 8192 + _WAIT / here)
-    us += _SUMS * (split * rows * tokens * tiles * 4 / 1e6 if split > 1 else 0.0)
-    us += _BEGIN + _READ * p.n * p.k / (2 if p.wdtype in PACKED else 1) / 1e6
+    us = steps * (costs.decode_us * rows / 128 + costs.multiply_us * rows * tokens / 8192 + costs.wait_us / here)
+    us += costs.sums_mb_us * (split * rows * tokens * tiles * 4 / 1e6 if split > 1 else 0.0)
+    us += costs.start_us + costs.read_mb_us * p.n * p.k / (2 if p.wdtype in PACKED else 1) / 1e6
     return us * (_MORE_STAGES if config["stages"] > 3 else 1.0)
 
 
