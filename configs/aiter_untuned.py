@@ -40,7 +40,7 @@ def read_untuned(lines: Iterable[str], *, name: str, dtype: str, threads: int) -
             raise TableError(f"{name}: the file's name does not say which of AITER's families with q_dtype_w it is of")
         raise TableError(
             f"{name}: family {table.family.name} cannot be tuned yet, only {', '.join(TUNABLE)}; "
-            f"gemmtuned import keeps it"
+            "gemmtuned import keeps it"
         )
     problems: dict[Problem, None] = {}
     complaints = list(table.complaints)

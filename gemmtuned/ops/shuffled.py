@@ -13,6 +13,8 @@ from torch import Tensor
 
 from gemmtuned.configs.tunable import SHUFFLED_ROWS
 from gemmtuned.hooks import activate
+from gemmtuned.kernels.compiling import asked_once
+from gemmtuned.kernels.device import capability
 from gemmtuned.kernels.integers import scaled_int_product_into
 from gemmtuned.kernels.scaled_by_torch import block_product
 from gemmtuned.kernels.shuffled_order import RUN, TILE_K, TILE_ROWS, plain
@@ -59,15 +61,10 @@ def shuffled_linear(
     return y
 
 
+@asked_once
 def _has_kernels(index: int) -> bool:
     """Whether this CUDA device has kernels for that order. On CPUs (-1) calls are recorded without any."""
-    if index < 0 or torch.version.hip is not None or not torch.cuda.is_available():
-        return index < 0
-    return torch.cuda.get_device_capability(index) == (9, 0)
-
-
-# As torch.compiler.assume_constant_result does it, which would bring the compiler into every process
-_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return index < 0 or capability(index) == (9, 0)
 
 
 def can_be_read(x: Any, w: Any, *others: Any) -> bool:

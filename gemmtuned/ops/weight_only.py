@@ -16,10 +16,12 @@ from torch import Tensor
 from gemmtuned.configs.tunable import WEIGHT_ONLY_ROWS
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.dequantise import dequantised
+from gemmtuned.kernels.device import capability
 from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on, nobody_transforms
 from gemmtuned.ops.quantised_arguments import wants_derivatives
 
+_LEAST: Final = {torch.int8: (8, 0), torch.uint8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # of GPUs, by types of W
 COMPILED_ROWS: Final = 16  # of X, in compiled code: with more, a compiler's own dequantising is far better than eager's
 
 
@@ -60,18 +62,18 @@ def weight_only_linear(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None
 
 def _has_tiles(x: Tensor, w: Tensor) -> bool:
     """Whether there are kernels for many rows of X: else torch's product of the copy is better served by itself."""
-    if type(x) not in PLAIN or x.dtype not in (torch.bfloat16, torch.float16) or torch.version.hip is not None:
+    if torch.compiler.is_compiling() or x.dtype not in (torch.bfloat16, torch.float16):
         return False
-    least = {torch.int8: (8, 0), torch.uint8: (8, 0), torch.float8_e4m3fn: (8, 9)}.get(w.dtype)
-    return least is not None and torch.cuda.get_device_capability(x.device) >= least
+    least = _LEAST.get(w.dtype)
+    return least is not None and capability(x.get_device()) >= least
 
 
 def _is_served(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> bool:
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
     if not x.is_cuda or not activate.is_active() or not x.numel() or not w.numel():
         return False
-    most = COMPILED_ROWS if torch.compiler.is_compiling() or not _has_tiles(x, w) else WEIGHT_ONLY_ROWS
-    if not has_few_rows(prod(x.shape[:-1]), most):  # torch.Size.numel() asks a compiler for a constant
+    rows = prod(x.shape[:-1])  # torch.Size.numel() asks a compiler for a constant
+    if not has_few_rows(rows, COMPILED_ROWS) and not (_has_tiles(x, w) and rows <= WEIGHT_ONLY_ROWS):
         return False
     given = [t for t in (x, w, scales, bias) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):

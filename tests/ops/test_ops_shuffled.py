@@ -8,6 +8,7 @@ from hooked import Home
 
 from gemmtuned import ops
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.kernels.device import capability
 from gemmtuned.ops import shuffled as own
 from gemmtuned.ops import weight_only
 
@@ -109,22 +110,20 @@ def test_operands_that_do_not_fit_are_named(m: int) -> None:
 
 
 def test_a_gpu_without_kernels_of_that_order_has_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for capability, has in (((8, 9), False), ((9, 0), True), ((10, 0), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, found=capability: found)
-        assert own._has_kernels(0) is has
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert own._has_kernels(-1) is True and own._has_kernels(0) is False
+    for found, has in (((0, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), False)):
+        monkeypatch.setattr(own, "capability", lambda index, found=found: found)
+        assert own._has_kernels(0) is has and own._has_kernels(-1) is True
 
 
 def test_many_rows_beside_a_weight_without_tiles_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     x, kinds = torch.zeros(17, 32, dtype=torch.bfloat16), (torch.int8, torch.uint8, torch.float8_e4m3fn)
     weights = [torch.zeros(8, 32, dtype=kind) for kind in (*kinds, torch.float8_e5m2)]
     seen = {}
-    for capability in ((7, 5), (8, 0), (8, 9), (9, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        seen[capability] = [weight_only._has_tiles(x, w) for w in weights]
+    for found in ((7, 5), (8, 0), (8, 9), (9, 0)):
+        monkeypatch.setattr(weight_only, "capability", lambda index, found=found: found)
+        seen[found] = [weight_only._has_tiles(x, w) for w in weights]
         assert not weight_only._has_tiles(x.float(), weights[0])
+    assert capability(-1) == (0, 0), "of a CPU"
     whole, without_fp8, none = [True, True, True, False], [True, True, False, False], [False] * 4
     assert [*seen.values()] == [none, without_fp8, whole, whole]
 
