@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from own_kernels import published
+
 from gemmtuned.configs.errors import CandidateFailed, TableError
 from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.launch_values import holds
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.hooks.dispatch import build_table
+from gemmtuned.configs.solution import Device
 from gemmtuned.kernels import catalog
-from gemmtuned.kernels.backends.triton_ import Triton
 from gemmtuned.kernels.compile import compile_record
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.triton.grouped import KERNEL, launch_record, most_tiles
@@ -75,22 +75,13 @@ def test_every_way_to_deal_out_rows_has_places_enough() -> None:
 
 
 def test_what_is_published_for_it_is_found_by_the_calls_of_a_program() -> None:
-    backend = Triton(device=H200)
-    candidate = Candidate.of("triton", kernel=KERNEL.name, **configs(EXPERTS)[0])
-    launch, _ = backend.launch_of(candidate, EXPERTS)
-    here = Environment(H200, backend.stamps(H200))
-    solution = Solution(
-        problem=EXPERTS, device=H200.key, mode="graph", covers="exact", backend="triton", config=candidate.config,
-        stamp=here.stamp_of(candidate), us=1.0, baseline_us=2.0, gain_low=1.5, err=1e-3, baseline_err=1e-3,
-        state="published", launch=launch,
-    )  # fmt: skip
-    table = build_table([solution], {"cuda:0": here}, generation=1, failed=frozenset())
+    table, solution = published(KERNEL.name, configs(EXPERTS)[0], EXPERTS, H200)
 
     assert not table.refused
     assert table.find(EXPERTS, "graph", "cuda:0") == ("exact", solution)
-    read_launch(launch).check_for(EXPERTS)
+    read_launch(solution.launch).check_for(EXPERTS)
     with pytest.raises(TableError, match="takes"):
-        read_launch(launch).check_for(Problem(m=64, n=1536, k=2048, dtype="bf16"))
+        read_launch(solution.launch).check_for(Problem(m=64, n=1536, k=2048, dtype="bf16"))
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn"])

@@ -11,14 +11,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from own_kernels import published
+
 from gemmtuned.configs.errors import CandidateFailed, TableError
 from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.launch_values import holds
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
-from gemmtuned.hooks.dispatch import build_table
+from gemmtuned.configs.solution import Device
 from gemmtuned.kernels import catalog
-from gemmtuned.kernels.backends.triton_ import Triton
 from gemmtuned.kernels.compile import compile_kernel, compile_record
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.triton.int_tiles import KERNEL, launch_record
@@ -106,19 +106,11 @@ def test_what_it_is_not_written_for_is_refused(changed: dict[str, Any], config: 
 
 
 def test_what_is_published_for_it_is_found_by_the_calls_of_a_program() -> None:
-    backend, candidate = Triton(device=H200), Candidate.of("triton", kernel=KERNEL.name, **TILE)
-    launch, _ = backend.launch_of(candidate, PROBLEM)
-    here = Environment(H200, backend.stamps(H200))
-    solution = Solution(
-        problem=PROBLEM, device=H200.key, mode="graph", covers="exact", backend="triton", config=candidate.config,
-        stamp=here.stamp_of(candidate), us=1.0, baseline_us=2.0, gain_low=1.5, err=0.0, baseline_err=0.0,
-        state="published", launch=launch,
-    )  # fmt: skip
-    table = build_table([solution], {"cuda:0": here}, generation=1, failed=frozenset())
+    table, solution = published(KERNEL.name, TILE, PROBLEM, H200)
     assert not table.refused and table.find(PROBLEM, "graph", "cuda:0") == ("exact", solution)
-    read_launch(launch).check_for(PROBLEM)
+    read_launch(solution.launch).check_for(PROBLEM)
     with pytest.raises(TableError, match="takes"):
-        read_launch(launch).check_for(replace(PROBLEM, bias=True))
+        read_launch(solution.launch).check_for(replace(PROBLEM, bias=True))
 
 
 def test_calls_that_lie_otherwise_are_torchs() -> None:

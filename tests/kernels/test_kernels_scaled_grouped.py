@@ -11,11 +11,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from own_kernels import published
+
 from gemmtuned.configs.errors import CandidateFailed, TableError
 from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.launch_values import holds
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.hooks.dispatch import build_table
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.backends.triton_ import Triton
@@ -111,26 +113,19 @@ def test_what_it_is_not_written_for_is_refused(changed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_published_for_it_is_found_by_the_calls_of_a_program(mode: str) -> None:
-    backend, problem = Triton(device=H200), replace(EXPERTS, math_mode=mode)
-    candidate = Candidate.of("triton", kernel=KERNEL.name, **TILE)
-    launch, _ = backend.launch_of(candidate, problem)
-    here = Environment(H200, backend.stamps(H200))
-    solution = Solution(
-        problem=problem, device=H200.key, mode="graph", covers="exact", backend="triton", config=candidate.config,
-        stamp=here.stamp_of(candidate), us=1.0, baseline_us=2.0, gain_low=1.5, err=1e-3, baseline_err=1e-3,
-        state="published", launch=launch,
-    )  # fmt: skip
-    table = build_table([solution], {"cuda:0": here}, generation=1, failed=frozenset())
+    problem = replace(EXPERTS, math_mode=mode)
+    table, solution = published(KERNEL.name, TILE, problem, H200)
 
     assert not table.refused
     assert table.find(problem, "graph", "cuda:0") == ("exact", solution)
     other = replace(problem, math_mode=MODES[mode == "ieee"])
     assert table.find(other, "graph", "cuda:0") == ("miss", None), "with other sums it is another problem"
-    read_launch(launch).check_for(problem)
+    read_launch(solution.launch).check_for(problem)
     for without in (replace(problem, scale="none", wscale="none"), replace(problem, family="scaled", batch=1)):
         with pytest.raises(TableError, match="takes"):
-            read_launch(launch).check_for(without)
+            read_launch(solution.launch).check_for(without)
     blocks = replace(problem, scale="1x128", wscale="128x128")
+    here = Environment(H200, Triton(device=H200).stamps(H200))
     refused = build_table([replace(solution, problem=blocks)], {"cuda:0": here}, generation=1, failed=frozenset())
     assert refused.refused == {"grouped products (scale 1x128) run on stock torch in this version": 1}
 

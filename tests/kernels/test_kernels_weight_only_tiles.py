@@ -11,14 +11,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from own_kernels import published
+
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch_values import holds
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.configs.solution import Device
 from gemmtuned.configs.tunable import WEIGHT_ONLY, WEIGHT_ONLY_ROWS
-from gemmtuned.hooks.dispatch import build_table
 from gemmtuned.kernels import catalog
-from gemmtuned.kernels.backends.triton_ import Triton
 from gemmtuned.kernels.compile import compile_kernel, compile_record
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.triton.launch import LaunchRecord
@@ -74,9 +74,9 @@ def test_it_compiles_for_other_architectures_too(arch: str, weights: str) -> Non
     assert compile_record(launch_record(configs(asked, there)[0], asked), arch).spill_bytes == 0
 
 
-@pytest.mark.parametrize("weights", ["int4", "int8"])
-def test_decoded_weights_go_from_registers_into_the_product(weights: str) -> None:
-    compiled = compile_kernel(launch_record(TILE, problem(weights)), "sm_90")
+@pytest.mark.parametrize(("weights", "block_k"), [("int4", 128), ("int8", 128), ("fp8", 256)])
+def test_decoded_weights_go_from_registers_into_the_product(weights: str, block_k: int) -> None:
+    compiled = compile_kernel(launch_record(TILE | {"block_k": block_k}, problem(weights)), "sm_90")
     text = compiled.asm["ptx"]
     products = re.findall(r"wgmma\.mma_async[\w.:]*\s*\{[^}]*\},\s*(\{|%)", text)
     assert products and set(products) == {"{"}, "the first operand is registers, not an address"
@@ -113,7 +113,8 @@ def test_wide_tiles_come_with_many_rows_and_k_is_cut_where_there_are_few_tiles()
         ({"m": WEIGHT_ONLY_ROWS + 1}, {}), ({"layout": "nn"}, {}), ({"weight_state": "shuffled"}, {}),
         ({"k": 4100}, {}), ({"wdtype": "fp8_e5m2"}, {}), ({"wscale": "1x128"}, {}), ({"scale": "row"}, {}),
         ({"dtype": "fp32", "out_dtype": "fp32"}, {}), ({}, {"rows": 32}), ({}, {"block_k": 64}), ({}, {"tokens": 8}),
-        ({"n": 1 << 22}, {}),
+        ({"n": 1 << 22}, {}), ({}, {"split": 1 << 16}),
+        ({**WEIGHTS["mxfp4"], "n": 1 << 20, "k": 1 << 16}, {"split": 1}),
     ],
     ids=str,
 )  # fmt: skip
@@ -125,15 +126,8 @@ def test_what_it_is_not_written_for_is_refused(changed: dict[str, Any], config: 
 
 
 def test_what_is_published_for_it_is_found_by_the_calls_of_a_program() -> None:
-    backend, candidate, asked = Triton(device=H200), Candidate.of("triton", kernel=KERNEL.name, **TILE), problem("int4")
-    launch, _ = backend.launch_of(candidate, asked)
-    here = Environment(H200, backend.stamps(H200))
-    solution = Solution(
-        problem=asked, device=H200.key, mode="graph", covers="exact", backend="triton", config=candidate.config,
-        stamp=here.stamp_of(candidate), us=1.0, baseline_us=2.0, gain_low=1.5, err=0.0, baseline_err=0.0,
-        state="published", launch=launch,
-    )  # fmt: skip
-    table = build_table([solution], {"cuda:0": here}, generation=1, failed=frozenset())
+    asked = problem("int4")
+    table, solution = published(KERNEL.name, TILE, asked, H200)
     assert not table.refused and table.find(asked, "graph", "cuda:0") == ("exact", solution)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hooked import solution
+
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Device
+from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.kernels import budget, catalog
+from gemmtuned.kernels.backends.triton_ import Triton
 
 Chosen = list[tuple[str, dict[str, Any]]]  # (kernel, config)
 
@@ -27,3 +31,14 @@ def shortlist(m: int, n: int, k: int, units: int, *, arch: str, beside_cuda: boo
         ]
     found = [json.loads(candidate.config) for candidate in budget.deal(problem, there, offers)["triton"]]
     return [(config.pop("kernel"), config) for config in found]
+
+
+def published(kernel: str, config: dict[str, Any], problem: Problem, on: Device) -> tuple[Table, Solution]:
+    """(a table, its one solution): a configuration of a Triton kernel as the daemon publishes it for graphs."""
+    backend, candidate = Triton(device=on), Candidate.of("triton", kernel=kernel, **config)
+    launch, _ = backend.launch_of(candidate, problem)
+    here = Environment(on, backend.stamps(on))
+    found = solution(
+        problem, "triton", on.key, here.stamp_of(candidate), mode="graph", config=candidate.config, launch=launch
+    )
+    return build_table([found], {"cuda:0": here}, generation=1, failed=frozenset()), found
