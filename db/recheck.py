@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, Environment
-from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, Work, bucket_members
+from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, DAY_US, Work, bucket_members
 from gemmtuned.db.rows import HOLDS_HERE, PROBLEM_COLUMNS, Part, look_up_keys, problem_of, rows, stamps_here, us
 from gemmtuned.db.solutions import SERVES
 
@@ -64,9 +64,18 @@ WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinne
 _SAMPLE: Final = f"""
 UPDATE solution SET recheck = 'drift' WHERE id IN (
     SELECT s.id FROM solution s
-    WHERE s.state = 'published' AND s.recheck IS NULL AND s.published_us < :before AND {_HERE}
-    ORDER BY s.published_us LIMIT 1)
+    WHERE s.recheck IS NULL AND {_HERE} AND (s.state = 'published' AND s.published_us < :before
+        OR s.state = 'default_best' AND s.published_us < :day AND EXISTS (
+            SELECT 1 FROM trial t JOIN problem q ON q.id = t.problem_id JOIN problem p ON p.id = s.problem_id
+            WHERE q.rest = p.rest AND p.m = CASE s.covers WHEN 'exact' THEN q.m ELSE q.m_fine END
+                AND t.environment_id = s.environment_id AND t.outcome IN ('oom', 'hindered')))
+    ORDER BY s.state = 'published', s.published_us LIMIT 1)
 """  # noqa: S608
+_SERVED: Final = """
+SELECT 1 FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id
+WHERE p.rest = :rest AND p.m = :m AND s.covers = :covers AND h.key = :key AND s.state = 'published'
+    AND s.retired_generation IS NULL LIMIT 1
+"""
 _ASK: Final = f"""
 UPDATE solution SET recheck = 'asked' WHERE retired_generation IS NULL AND id IN ({SERVES})
 """  # noqa: S608
@@ -104,11 +113,19 @@ class Recheck(Part):
         return self._db.read(lambda conn: int(conn.execute(ASKED, values).fetchone()[0]))
 
     def mark_sample(self, environment: Environment, *, before_s: float, now_s: float) -> int:
-        """Have the oldest solution raced again that was published before then; 0 when there is none."""
+        """Have the oldest solution raced again that was published before then; 0 when there is none.
+
+        Before it comes a verdict for torch, a day old, for which candidates could not be tried.
+        """
 
         def work(conn: sqlite3.Connection) -> int:
             here = self._rows.environment_id(conn, environment, us(now_s))
-            values = {"environment": here, "before": us(before_s), "stamps": stamps_here(environment)}
+            values = {
+                "environment": here,
+                "before": us(before_s),
+                "day": us(now_s) - DAY_US,
+                "stamps": stamps_here(environment),
+            }
             return conn.execute(_SAMPLE, values).rowcount
 
         return self._rows.write(work)
@@ -120,6 +137,16 @@ class Recheck(Part):
             return conn.execute(_ASK, (look_up_keys(problems),)).rowcount
 
         return self._rows.would(work) if dry_run else self._rows.write(work)
+
+    def is_served(self, work: Work) -> bool:
+        """Whether another kernel than torch's own is in use for this unit."""
+        values = {
+            "rest": work.problem.rest,
+            "m": work.problem.m,
+            "covers": work.covers,
+            "key": work.environment.device.key,
+        }
+        return self._db.read(lambda conn: conn.execute(_SERVED, values).fetchone() is not None)
 
     def lease_recheck(
         self, owner: str, environment: Environment, kinds: Sequence[str], *, now_s: float, hold_s: float

@@ -18,6 +18,10 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET us = excluded.us, err = excluded.err, outcome = excluded.outcome, note = excluded.note,
     owner = excluded.owner, started_us = excluded.started_us, stamp = excluded.stamp
 """
+_NOT_KILLED: Final = """
+UPDATE trial SET outcome = 'hindered'
+WHERE problem_id = :problem AND environment_id = :environment AND outcome = 'killed'
+"""
 _FAILED: Final = """
 SELECT t.backend, t.config FROM trial t
     WHERE t.problem_id = :problem AND t.environment_id = :environment
@@ -70,6 +74,17 @@ class Trials(Part):
             conn.execute(_TRIAL, (*key, *what))
 
         self._rows.write(keep)
+
+    def free_killed(self, work: Work) -> None:
+        """Candidates at which a worker of this work was killed may be tried again: memory may have been short."""
+
+        def free(conn: sqlite3.Connection) -> None:
+            for problem in {work.problem, *work.members}:
+                ids = known_ids(conn, problem, work.environment)
+                if ids is not None:
+                    conn.execute(_NOT_KILLED, ids)
+
+        self._rows.write(free)
 
     def failed_candidates(self, problem: Problem, environment: Environment) -> set[Candidate]:
         """Candidates not to be tried: they crashed, hung, were wrong or refused here, or failed inside a program.

@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from typing import Final, TypeVar
 
 from gemmtuned.configs.named_points import named_points, package_of
+from gemmtuned.configs.passing import lack_in, told
 
 logger = logging.getLogger("gemmtuned.kernels")
 _T = TypeVar("_T")
@@ -41,6 +42,7 @@ class Guests:
         self.say: Callable[[str, str, bool], object] = _log
         self.without: tuple[str, ...] = ()
         self.ended: Mapping[str, str] = {}
+        self.lacking: dict[str, str] = {}  # what is left out for want of something that may be there again, with why
         self.package_of: dict[str, str] = {}  # of backends and families that came by entry points, by their names
         self._running: list[tuple[str, str]] = []
         self._said: dict[str, str] = {}
@@ -88,6 +90,8 @@ class Guests:
 
     def leave_out(self, name: str, why: str, *, wanted: bool = False) -> None:
         """Say so, once for each reason. wanted: somebody asked for it, so nothing is wrong."""
+        if not wanted and lack_in(why):
+            self.lacking[name] = why
         if self._said.get(name) != why:
             self._said[name] = why
             self.say(name, why, wanted)
@@ -106,9 +110,9 @@ GUESTS: Final = Guests()
 
 
 def reason_of(err: BaseException) -> str:
-    """What an error says, on one line."""
+    """What an error says, on one line, and what it was short of."""
     said = str(err) if isinstance(err, NotRun) else f"{type(err).__name__}: {err}"
-    return " ".join(said.split())[:300]
+    return told(" ".join(said.split())[:300], err)
 
 
 def is_named(name: str, pattern: str) -> bool:

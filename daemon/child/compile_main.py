@@ -11,6 +11,7 @@ import os
 import sys
 
 from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.passing import told
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.child.worker_main import die_with
@@ -38,7 +39,9 @@ def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
     try:
         compile_candidate(candidate, problem, device)
     except CandidateFailed as err:
-        return str(err)[:300]
+        return told(str(err)[:300], err)
+    except (OSError, MemoryError) as err:  # of the compiler's cache, or of this process
+        return told(f"{type(err).__name__}: {err}"[:300], err)
     return ""
 
 

@@ -29,7 +29,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.padding import fine_step
+from gemmtuned.configs.passing import lack_in, lack_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.checks import (
@@ -158,8 +160,10 @@ def _check_sizes(winner: Winner, case: Case, device: torch.device, proven: Seque
         rows = family.rows(largest.with_m(m), inputs, torch.arange(m, device=device))
         try:
             y = run(*rows)
-        except REFUSALS:
-            if _refuses(winner.default, inputs, rows):  # so no program can call it, for example block scales at M = 1
+        except REFUSALS as err:
+            if not lack_of(err) and _refuses(
+                winner.default, inputs, rows
+            ):  # so no program can call it, for example block scales at M = 1
                 continue
             raise
         check_near(y, stock[..., :m, :].contiguous(), case.apart, f"at M = {m} of its bucket")
@@ -192,10 +196,14 @@ def _smaller(winner: Winner, device: torch.device) -> Subject | None:
     small = replace(p, batch=min(p.batch, 2), m=_cut(p.m, 16), n=_cut(p.n, 32), k=_cut(p.k, 64))
     try:
         kernel = winner.backend.prepare(winner.candidate, small)
-    except REFUSALS:
+    except REFUSALS as err:
+        if lack_of(err):
+            raise
         return None
     verdict = verify(small, {winner.candidate: kernel}, winner.default, device=device)[winner.candidate]
     if verdict.outcome == "refused":
+        if lack_in(verdict.note):  # the check is still to be made
+            raise CandidateFailed(f"at a smaller size: {verdict.note}")
         return None
     if verdict.outcome != "ok":
         raise Wrong(f"at a smaller size: {verdict.note}")
@@ -358,4 +366,6 @@ def _together(name: str, callers: Sequence[Callable[[], None]]) -> None:
     finally:
         sys.setswitchinterval(before)
     for err in failed:
-        raise err if isinstance(err, Wrong) else Wrong(f"{name}: {first_line(err)}") from err
+        if isinstance(err, Wrong) or lack_of(err):
+            raise err
+        raise Wrong(f"{name}: {first_line(err)}") from err

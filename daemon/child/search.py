@@ -33,6 +33,7 @@ from typing import Final
 import torch
 
 from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
+from gemmtuned.configs.passing import told
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
 from gemmtuned.daemon.child.arms import Arms
@@ -149,6 +150,7 @@ class _Contest:
 
     def run(self) -> Entrant | None:
         """The winner; None when the default is best."""
+        self._trials.lacking()
         default = self._default_kernels()
         offered = self._compiled(list(self._offers.at(self.main)))
         self._arms = Arms(self.main, default, self._device, self._clock)
@@ -254,8 +256,9 @@ class _Contest:
             )  # fmt: skip
         except (Wrong, CandidateFailed) as err:
             self._trials.report(
-                winner.candidate, "verify", "wrong", started, note=f"{self.main} {winner.candidate}: {err}"
-            )
+                winner.candidate, "verify", "wrong", started,
+                note=told(f"{self.main} {winner.candidate}: {err}", err),
+            )  # fmt: skip
             return False
         except REFUSALS as err:
             self._trials.report(winner.candidate, "verify", "refused", started, note=first_line(err))

@@ -10,6 +10,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.protocol.wire import COMPILING, MAY_COMPILE, RACING, Trial
 from gemmtuned.kernels.backends import BACKENDS
+from gemmtuned.kernels.other_packages import GUESTS
 
 Emit = Callable[[Trial], None]
 
@@ -31,6 +32,13 @@ class Trials:
         note = MAY_COMPILE if getattr(BACKENDS.get(candidate.backend), "compiles", False) else ""
         self.emit(Trial(self.problem, candidate, "start", None, None, "ok", note, started))
         return started
+
+    def lacking(self) -> None:
+        """Report backends of other packages that run the problem, and whose import fell short of something passing."""
+        for name, why in GUESTS.lacking.items():
+            suits = getattr(BACKENDS.get(name), "suits", None)
+            if suits is not None and suits(self.problem):
+                self.report(Candidate(name), "screen", "refused", now_us(), note=why)
 
     def racing(self, candidate: Candidate) -> None:
         """It races with another candidate: if the worker dies, it died of one of the two."""

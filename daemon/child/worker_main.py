@@ -14,7 +14,6 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import resource
 import select
 import signal
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gemmtuned.configs.errors import GemmtunedError, TryLater
+from gemmtuned.configs.passing import MEMORY, lack_in
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
 from gemmtuned.daemon.protocol.wire import (
@@ -46,7 +46,6 @@ from gemmtuned.daemon.protocol.wire import (
 from gemmtuned.kernels.other_packages import GUESTS
 
 logger = logging.getLogger("gemmtuned.daemon.seats.worker")
-_SHORT_OF_MEMORY: Final = re.compile("out of memory|can't allocate memory|MemoryError", re.IGNORECASE)
 _PR_SET_PDEATHSIG: Final = 1
 Search = Callable[..., Solution | tuple[Solution, ...]]
 
@@ -135,8 +134,9 @@ def _carry_out(
     def emit(trial: Trial) -> None:
         if trial.phase != "start" and trial.outcome in ("refused", "wrong"):
             after_failure()
-            if _SHORT_OF_MEMORY.search(trial.note):  # another day there may be room, so it may be tried again
-                trial = replace(trial, outcome="oom")
+            lack = lack_in(trial.note)
+            if lack:  # another day it may be there, so the candidate may be tried again
+                trial = replace(trial, outcome="oom" if lack == MEMORY else "hindered")
         sock.sendall(encode(trial))
 
     try:

@@ -19,7 +19,8 @@ from gemmtuned.daemon.protocol.options import SearchOptions
 
 MAX_BYTES: Final = 16 << 20
 PHASES: Final = ("start", "screen", "verify", "confirm")
-OUTCOMES: Final = ("ok", "slower", "rejected", "wrong", "refused", "oom", "crash", "killed", "hang")
+OUTCOMES: Final = ("ok", "slower", "rejected", "wrong", "refused", "oom", "hindered", "crash", "killed", "hang")
+PASSING: Final = ("oom", "hindered")  # outcomes that are nobody's fault: the candidate may be tried again
 RACING: Final = "racing"  # note of a start: it races with another candidate, and either may be what fails
 COMPILING: Final = "compiling"  # note of a start that only compiles: the device is not in use
 MAY_COMPILE: Final = "may compile"  # note of a start: its library compiles at a first call, which takes minutes
@@ -52,7 +53,8 @@ class Trial:
     phase: start (it begins now: what follows, should nothing more be heard, is its doing; note COMPILING, RACING
     or MAY_COMPILE), screen, verify, confirm.
     outcome: ok, slower, rejected (right, yet outside the tolerance that was asked for), wrong, refused,
-    oom (short of memory: nobody's fault); crash, killed (by SIGKILL) and hang are for the parent to say.
+    oom (short of memory) and hindered (no room on a disk, no compiler, its compiler was killed), which are nobody's
+    fault; crash, killed (by SIGKILL) and hang are for the parent to say.
     err_ratio: share of elements outside AITER's tolerance.  started_us: UTC microseconds.
     """
 

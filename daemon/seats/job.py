@@ -20,7 +20,7 @@ from gemmtuned.configs.errors import PieceFailed, StoreError, WorkerFailed, Work
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
 from gemmtuned.daemon.device.idle import Mean
-from gemmtuned.daemon.protocol.wire import RACING, Failed, Found, Message, Trial
+from gemmtuned.daemon.protocol.wire import PASSING, RACING, Failed, Found, Message, Trial
 from gemmtuned.daemon.seats.outbox import Outbox
 from gemmtuned.daemon.seats.view import PUT_OFF_S
 from gemmtuned.daemon.seats.work_queue import WorkQueue, mismatch
@@ -72,6 +72,7 @@ class Job:
         self._killed_at, self._installed, self._always = killed_at, installed, always
         self._began_s = 0.0  # when the worker got its order
         self._deaths = 0
+        self._passing: dict[Candidate, str] = {}  # could not be tried, for want of something that may be there again
         self._torchs_alone = False  # since a worker died in a race of two candidates
 
     @property
@@ -106,7 +107,7 @@ class Job:
         if isinstance(message, Trial):
             self.trying = message if message.phase == "start" else None
             if message.phase != "start":
-                self._record(message)
+                self._note(message)
         elif isinstance(message, Found):
             found = (message.solution, *message.others)
             wrong = mismatch(self.work, found)
@@ -141,7 +142,7 @@ class Job:
             return
         if trying is not None:
             outcome = "hang" if isinstance(err, WorkerHung) else "killed" if isinstance(err, WorkerKilled) else "crash"
-            self._record(
+            self._note(
                 Trial(trying.problem, trying.candidate, "screen", None, None, outcome, str(err), trying.started_us)
             )
         if trying is None or trying.candidate.backend == DEFAULT_BACKEND or self._deaths >= MAX_DEATHS:
@@ -158,13 +159,27 @@ class Job:
         self.state, self.trying = State.OVER, None
         self._outbox.append(write)
 
-    def _record(self, trial: Trial) -> None:
+    def _note(self, trial: Trial) -> None:
+        """Keep what a trial gave."""
+        self._passing.pop(trial.candidate, None)
+        if trial.outcome in (*PASSING, "killed"):
+            self._passing[trial.candidate] = trial.note
         self._outbox.append(lambda now_s: self._queue.record(self.work, trial))
+
+    def _lacks(self, found: tuple[Solution, ...]) -> str:
+        """Why it is not known that torch's own is best, where that was found; else ""."""
+        if not self._passing or any(s.backend != DEFAULT_BACKEND for s in found):
+            return ""
+        candidate, why = next(iter(self._passing.items()))
+        return f"{len(self._passing)} of the candidates could not be tried, such as {candidate}: {why}"
 
     def _giving_up(self, reason: str) -> Callable[[float], None]:
         return partial(self._queue.give_up, self.work, reason)
 
     def _install(self, found: tuple[Solution, ...], others: float | None, now_s: float) -> None:
+        lacks = self._lacks(found)
+        if lacks and self._queue.hinder(self.work, lacks, now_s):
+            return
         self._queue.install(self.work, found, now_s, others=others)
         self._installed(any(one.backend != DEFAULT_BACKEND for one in found), self._began_s, now_s)
 

@@ -26,6 +26,7 @@ from gemmtuned.daemon.protocol.wire import Order, Trial
 from gemmtuned.daemon.seats.fleet_check import Check
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.timer import Timer
+from gemmtuned.db.leases import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from gemmtuned.db.store import Store, Work
@@ -220,6 +221,24 @@ class WorkQueue:
         self._store.leases.release(work, now_s=now_s, counted=False, put_off=reason)
         if for_good and self._request is not None:
             self._request.settle(work.problem, work.covers, None, put_off=reason)
+
+    def hinder(self, work: Work, reason: str, now_s: float) -> bool:
+        """Candidates could not be tried, and no other won: it is tried again later, with all of them.
+
+        False at the last attempt: what is missing by then may never come.  The verdict holds, and is raced again after
+        a day (db/recheck.py).  A solution in use is not replaced by such a verdict: it stays.
+        """
+        if work.attempt >= MAX_ATTEMPTS and not self._store.recheck.is_served(work):
+            return False
+        self._store.trials.free_killed(work)
+        retry_s = self._store.leases.fail(work, reason, now_s=now_s)
+        if self._request is not None:
+            self._request.settle(work.problem, work.covers, None, put_off=reason)
+        logger.warning(
+            "no verdict problem=%s attempt=%d retry_s=%s reason=%r",
+            work.problem, work.attempt, "never" if retry_s is None else f"{retry_s:g}", reason,
+        )  # fmt: skip
+        return True
 
     def give_up(self, work: Work, reason: str, now_s: float) -> None:
         """The attempt failed: it is tried again later, or never; a result of another host is refused instead."""

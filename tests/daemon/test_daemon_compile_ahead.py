@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from gemmtuned.configs.errors import TryLater
+from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.daemon.child import compile_main
 from gemmtuned.daemon.child.compile_ahead import Compilers
 from gemmtuned.daemon.service.ahead import Ahead
 
@@ -52,6 +55,14 @@ def test_every_candidate_is_compiled_and_failures_come_with_their_reason(compile
 
     assert failed == {jobs[1]: "it spills", jobs[4]: "too large"}
     assert begun == jobs
+
+
+def test_a_cache_on_a_full_disk_is_told_and_does_not_end_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/root/.triton/cache")
+
+    monkeypatch.setattr(compile_main, "compile_candidate", full)
+    assert lack_in(compile_main.compile_one(Candidate("triton"), PROBLEM, H200)) == "disk"
 
 
 @pytest.mark.parametrize(

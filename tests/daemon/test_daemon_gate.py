@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import planted_wrong as planted
 import pytest
 import torch
 from cases import reads_beyond_rows
 from planted_wrong import RIGHT, WRONG, Wrong
+from torch import Tensor
 
 from gemmtuned.cli import build
+from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.child import last_check
@@ -205,6 +209,26 @@ def test_a_large_problem_has_as_many_calls_of_a_small_one(monkeypatch: pytest.Mo
     assert backend.small is not None
     assert (backend.small.m, backend.small.n % 32, backend.small.k % 64) == (16, 520 % 32, 1032 % 64)
     assert backend.small.flops < problem.flops / 100
+
+
+class FullDisk(NotesSize):
+    """It compiles for each size, and there is no room for another binary."""
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> StatelessKernel:
+        def run(*tensors: Tensor | None) -> Tensor:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        return StatelessKernel(run)
+
+
+def test_a_check_that_a_full_disk_prevents_is_not_taken_for_one_that_does_not_apply() -> None:
+    problem = Problem(m=64, n=520, k=1032, dtype="fp32", bias=True, threads=1)
+    default, nothing = BACKENDS["torch"].prepare(Candidate("torch"), problem), cast(Any, None)
+    asked = Winner(problem, problem, "exact", Candidate("planted"), FullDisk(), default, default, nothing, nothing, [])
+    with as_called(problem), pytest.raises(CandidateFailed, match=r"at a smaller size: .*No space left on device"):
+        last_check._smaller(asked, CPU)
+    with pytest.raises(OSError, match="No space left"):
+        last_check._together("planted", [FullDisk().prepare(Candidate("planted"), problem).bind()])
 
 
 def test_a_first_result_that_is_overwritten_after_a_hundred_calls_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

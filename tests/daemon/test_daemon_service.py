@@ -277,6 +277,39 @@ def test_a_candidate_at_which_the_worker_is_killed_twice_is_left_out(
     assert "then='a new worker goes on without bad'" in caplog.text
 
 
+def test_torch_is_not_called_best_while_a_worker_is_killed_at_a_candidate(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory may be short for a while, and then it is there again; after the third attempt it is the candidate's."""
+    world.see(problem(), problem(65))
+    world.life.death = WorkerKilled("worker killed by SIGKILL (out of memory, or by somebody's hand)")
+    world.life.slower_now = lambda p: True
+    short_until_s = world.clock.now_s + 600
+    world.life.crashes = lambda p, c: c.backend == "bad" and (world.clock.now_s < short_until_s or p.n == 65)
+    world.run(200)
+    assert world.left() == (0, 0, 2, 0) and not world.solved()
+    assert 'attempt=1 retry_s=240 reason="1 of the candidates could not be tried, such as bad: worker' in caplog.text
+    world.run(1400, step_s=2.0)
+
+    assert world.solved() == {problem(), problem(65)}
+    outcomes = _rows(world, "SELECT n, outcome FROM trials WHERE backend = 'bad' ORDER BY n")
+    assert [(row["n"], row["outcome"]) for row in outcomes] == [(64, "ok"), (65, "killed")]
+
+
+def test_a_solution_in_use_stays_where_candidates_cannot_be_tried_again(world: World) -> None:
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True
+    )
+    world.see(problem())
+    world.run(60, until=lambda: bool(world.solved()))
+    world.life.death = WorkerKilled("worker killed by SIGKILL (out of memory, or by somebody's hand)")
+    world.life.slower_now, world.life.crashes = lambda p: True, lambda p, c: c.backend == "fast"
+    world.store.recheck.ask_again([problem()])
+    world.run(1600, step_s=2.0)
+    assert [order.skip for order in world.life.orders].count((Candidate("fast"),)) == 3
+    assert [s.backend for s in world.store.solutions.published()[1]] == ["fast"]
+
+
 def test_a_candidate_that_kills_its_workers_is_left_out_though_others_come_in_between(world: World) -> None:
     world.see(problem())
     world.life.crashes = lambda p, c: c.backend == "bad"

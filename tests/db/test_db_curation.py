@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,23 @@ def test_a_sample_is_the_oldest_solution_that_is_old_enough_and_not_pinned(store
     assert store.recheck.mark_sample(NEW, before_s=T + DAY, now_s=T) == 1
     work = store.recheck.lease_recheck("a:1", NEW, ("drift",), now_s=T, hold_s=60)
     assert work is not None and work.problem == TWO
+
+
+def test_a_verdict_for_torch_is_raced_again_after_a_day_if_candidates_could_not_be_tried(store: Store) -> None:
+    work = lease(store, "a:1", now_s=T)
+    for p, outcome in ((ONE, "hindered"), (TWO, "slower")):
+        store.trials.add(
+            work, p, Candidate("onednn"), phase="screen", us=None, err=None, outcome=outcome, note="", started_us=1
+        )
+        best = found(p, backend="torch", us=10.0, state="default_best", gain_low=1.0)
+        store.solutions.install(None, [best], environment=NEW, now_s=T)
+    assert store.recheck.mark_sample(NEW, before_s=T - 7 * DAY, now_s=T + DAY - 1) == 0
+    assert store.recheck.mark_sample(NEW, before_s=T - 7 * DAY, now_s=T + DAY + 1) == 1
+    again = store.recheck.lease_recheck("a:1", NEW, ("drift",), now_s=T + 2 * DAY, hold_s=60)
+    assert again is not None and again.problem == ONE and not store.recheck.is_served(again)
+    assert store.recheck.mark_sample(NEW, before_s=T - 7 * DAY, now_s=T + 2 * DAY) == 0
+    install(store, TWO)
+    assert store.recheck.is_served(replace(again, problem=TWO))
 
 
 @pytest.mark.parametrize(
