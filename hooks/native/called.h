@@ -8,7 +8,8 @@
 
 namespace gemmtuned {
 
-// A set of hashes that only grows, without a lock. One that finds no place is not kept: such an operator serves no capture.
+// A set of hashes without a lock. Where there is no place for another, an old one gives way: the operator that it stands for
+// serves no capture until it is called outside of one again, which each warm-up does.
 class Called {
  public:
   bool has(const Route& route, const Problem& p) const {
@@ -29,6 +30,8 @@ class Called {
       if (slot.load(std::memory_order_relaxed) == wanted) return;
       if (slot.compare_exchange_strong(kept, wanted, std::memory_order_relaxed) || kept == wanted) return;
     }
+    const size_t turn = given_way_.fetch_add(1, std::memory_order_relaxed);
+    slots_[(wanted + turn % kTries) % kSlots].store(wanted, std::memory_order_relaxed);
   }
 
  private:
@@ -38,6 +41,7 @@ class Called {
     return (p.hash() ^ route.op->id()) | 1;  // 0 is an empty place
   }
   std::atomic<uint64_t> slots_[kSlots]{};
+  std::atomic<size_t> given_way_{0};
 };
 inline Called& g_called = *new Called;
 inline std::atomic<bool> g_captures_graphs{false};  // whether a product of this program was ever captured

@@ -426,6 +426,38 @@ def test_an_operator_that_is_best_in_graphs_alone_serves_one_call_before_the_nex
     assert other == [["exact", 1], ["miss", 0]] and others == ["exact", 1] and failures == []
 
 
+@pytest.mark.long
+def test_after_thousands_of_sizes_an_operator_still_serves_captures_of_new_ones(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        COMPILES,
+        """
+    rows = [native.Row(replace(problem, m=2**n), "coarse", mode, 90 + n, 7, "cuda:0", packed.operator_call(record))
+            for n in range(4, 15) for mode in ("eager", "graph")]
+    hook.load(rows, 1)
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    theirs.impl("mm", lambda x, w: x.new_empty(x.shape[0], w.shape[0]), "CUDA", allow_override=True)
+    (many,) = to_gpu(torch.randn(8800, 16))
+
+    def served(m, *, captured=False):
+        if captured:
+            cuda.fake_capture(0x5000, 1, 1, 0x9000)
+        torch.mm(many[:m], gw.t())
+        cuda.fake_capture(0x5000, 0, 0, 0)
+
+    served(600, captured=True)
+    for m in range(600, 8800):  # 8,192 are kept
+        served(m)
+    list(hook.drain())
+    newest = range(8700, 8800)
+    for m in newest:
+        served(m, captured=True)
+    print(json.dumps([sorted({str(s.outcome) for s in hook.drain()}), hook.failures()]))
+    """,
+    )
+    assert said == [["padded"], []]
+
+
 def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> None:
     said = run(
         OPERANDS,
