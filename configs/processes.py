@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from pathlib import Path
 from typing import Final
@@ -17,12 +18,28 @@ def life_of(pid: int) -> tuple[bool, str]:
     """(whether it is over, clock ticks from boot to its start).
 
     One that nobody has waited for is over, as in many a container; one whose first thread alone has ended has others.
-    Raises FileNotFoundError when there is none of that number (or no /proc), OSError or IndexError when /proc does not
-    tell.
+    Raises FileNotFoundError when there is none of that number, OSError or IndexError when /proc does not tell: it hides
+    the process, say (hidepid), or is another PID namespace's.
     """
     # /proc/PID/stat: what is in brackets may hold anything; behind it state, threads (18th) and start (20th)
-    facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except FileNotFoundError:
+        if _answers(pid):
+            raise PermissionError(errno.EACCES, "/proc does not show a process that is there", str(pid)) from None
+        raise
     return facts[0] == b"Z" and int(facts[17]) <= 1, facts[19].decode()
+
+
+def _answers(pid: int) -> bool:
+    """Whether there is a process of this number in our own PID namespace, whatever /proc shows."""
+    try:
+        os.kill(pid, 0)  # 0 sends nothing, it only checks
+    except (ProcessLookupError, OverflowError):
+        return False
+    except Exception:  # it is another user's, or an audit hook of the program forbids the question
+        return True
+    return True
 
 
 def is_stopped(pid: int) -> bool:

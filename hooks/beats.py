@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned.configs import clock
 from gemmtuned.configs.beats import folder_of, page_of
 from gemmtuned.configs.numbers import whole
-from gemmtuned.configs.processes import life_of, namespace_of
+from gemmtuned.configs.processes import life_of, namespace_of, pid_namespace
 from gemmtuned.configs.unpatched import os
 
 if TYPE_CHECKING:
@@ -77,14 +77,19 @@ class Beats:
 
 
 def _sweep(folder: Path, namespace: int) -> None:
-    """Take pages away that killed processes have left."""
+    """Take pages away that killed processes have left.
+
+    Where /proc is another namespace's, a number in it is another process: then only time tells, as for containers.
+    """
+    sees = pid_namespace() is not None
     for page in folder.glob("beats-*-*"):
         where, pid = map(whole, page.name.split("-")[1:3])
         if where is None or pid is None:
             continue
         with suppress(OSError, IndexError):
             try:
-                over = life_of(pid)[0] if where == namespace else clock.now_s() - page.stat().st_mtime > LEFT_S
+                here = sees and where == namespace
+                over = life_of(pid)[0] if here else clock.now_s() - page.stat().st_mtime > LEFT_S
             except FileNotFoundError:
                 over = True
             if over:

@@ -3,6 +3,9 @@
 A worker says which piece of which package it is about to run (kernels/other_packages.py).  One that ends it is kept in
 a file of the home, so that no later worker runs it, for as long as the same version of that package is installed, with
 the same torch.  What may not be its own fault, a hang or a SIGKILL, is kept for a day.
+
+Hosts and environments may share a home.  Each takes away only what it has written itself and what is too old, and a
+lock beside the file keeps two that write at once from losing each other's.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import distribution, version
 from pathlib import Path
@@ -23,13 +27,17 @@ from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.notice import MOST_NUMBER, replace_file
 from gemmtuned.daemon.protocol.wire import Hello, LeftOut, Message
+from gemmtuned.db.lockfile import LockFile
 
 logger = logging.getLogger("gemmtuned.daemon")
 
 FILE: Final = "left_out.json"
+LOCK: Final = "left_out.lock"
 MOST_BYTES: Final = 1 << 18
 MOST: Final = 200  # pieces
 DOUBTFUL_S: Final = 86_400.0
+FOREIGN_S: Final = 30 * DOUBTFUL_S  # after which a piece of another host or environment goes
+LOCK_S: Final = 1.0  # a home may lie where no lock can be had: then without
 IN_THE_DARK: Final = 2  # workers that ended at their start, in a row, behind pieces of others: the next one runs none
 ALL: Final = "*"  # every piece
 _WHY_ALL: Final = "is left out with all of other packages: workers ended at their start, and nothing says at which"
@@ -39,7 +47,11 @@ FROM_OUTSIDE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQ
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A piece that ended a worker. installed: what was installed then; doubtful: perhaps by no fault of its own."""
+    """A piece that ended a worker.
+
+    installed: what was installed then.  doubtful: perhaps by no fault of its own.  where: the host and environment that
+    wrote it; "" of an earlier version.
+    """
 
     piece: str
     package: str
@@ -48,10 +60,24 @@ class Ended:
     how: str
     at_s: float
     doubtful: bool
+    where: str = ""
 
     def holds(self, now_s: float) -> bool:
         """Whether it is still to be left out."""
-        return self.installed == installed(self.package) and not (self.doubtful and self.at_s + DOUBTFUL_S < now_s)
+        return self.installed == installed(self.package) and not self._is_over(now_s)
+
+    def is_kept(self, now_s: float) -> bool:
+        """Whether it stays in the file: it holds, or it may hold for another host or environment."""
+        if self.where in ("", here()):
+            return self.holds(now_s)
+        return self.at_s + FOREIGN_S >= now_s and not self._is_over(now_s)
+
+    def is_same(self, other: Ended) -> bool:
+        """Whether it is the same piece of the same installation, or of an earlier one in the same place."""
+        return self.piece == other.piece and (self.where in ("", other.where) or self.installed == other.installed)
+
+    def _is_over(self, now_s: float) -> bool:
+        return self.doubtful and self.at_s + DOUBTFUL_S < now_s
 
 
 class Pieces:
@@ -87,15 +113,16 @@ class Pieces:
     def blame(self, piece: str, package: str, how: str, *, doubtful: bool) -> None:
         """This piece ended a worker. doubtful: perhaps by no fault of its own."""
         now_s = time.time()
-        one = Ended(piece, package, _version(package), installed(package), how[:300], now_s, doubtful)
-        before = self._known()
-        kept = [known for known in before if known.piece != piece and known.holds(now_s)]
-        everything = (*kept, one)[-MOST:]
-        text = json.dumps({"pieces": [asdict(one) for one in everything]}, indent=1) + "\n"
-        self._unwritten = everything
+        one = Ended(piece, package, _version(package), installed(package), how[:300], now_s, doubtful, here())
         where = "this process"
-        if self._home is not None and replace_file(self._home / FILE, text):
-            self._unwritten, where = (), str(self._home / FILE)
+        with self._alone():
+            before = self._known()
+            kept = [known for known in before if known.is_kept(now_s) and not known.is_same(one)]
+            everything = (*kept, one)[-MOST:]
+            text = json.dumps({"pieces": [asdict(one) for one in everything]}, indent=1) + "\n"
+            self._unwritten = everything
+            if self._home is not None and replace_file(self._home / FILE, text):
+                self._unwritten, where = (), str(self._home / FILE)
         if any(known.piece == piece and known.holds(now_s) for known in before):  # by another seat's worker
             return
         logger.warning(
@@ -104,7 +131,25 @@ class Pieces:
         )  # fmt: skip
 
     def _known(self) -> tuple[Ended, ...]:
-        return self._unwritten or (read(self._home) if self._home is not None else ())
+        written = read(self._home) if self._home is not None else ()
+        new = [one for one in self._unwritten if one not in written]
+        return (*(one for one in written if not any(map(one.is_same, new))), *new)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process changes the file, as far as a lock can be had."""
+        lock = LockFile(self._home / LOCK) if self._home is not None and self._home.is_dir() else None
+        held = False
+        if lock is not None:
+            with suppress(OSError):
+                held = lock.acquire(LOCK_S, make=True)
+        try:
+            yield
+        finally:
+            if lock is not None and held:
+                lock.release()
+            if lock is not None:
+                lock.close()
 
 
 class Told:
@@ -138,18 +183,23 @@ def read(home: Path) -> tuple[Ended, ...]:
     try:
         found = json.loads(read_small(home / FILE, MOST_BYTES))["pieces"]
         return tuple(_checked(one) for one in found)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ()
 
 
 def _checked(row: Mapping[str, object]) -> Ended:
     types: dict[str, tuple[type, ...]] = {"str": (str,), "float": (int, float), "bool": (bool,)}
     for field in fields(Ended):
-        if not isinstance(row[field.name], types[str(field.type)]):
+        if not isinstance(row.get(field.name, "" if field.name == "where" else None), types[str(field.type)]):
             raise TypeError(field.name)
     if not abs(row["at_s"]) < MOST_NUMBER:  # type: ignore[arg-type]
         raise ValueError("at_s")
     return Ended(**row)  # type: ignore[arg-type]
+
+
+def here() -> str:
+    """This host and environment."""
+    return f"{socket.gethostname()} {sys.prefix}"
 
 
 def installed(package: str) -> str:

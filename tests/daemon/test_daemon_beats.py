@@ -184,6 +184,56 @@ def test_processes_of_two_containers_with_one_number_and_one_dev_shm_have_a_page
         process.communicate("end\n", timeout=20)
 
 
+# In a PID namespace with the /proc of the one outside: processes whose number there is nobody's, or another's
+SWEEPS = """
+import ctypes, json, os, subprocess, sys, time
+from pathlib import Path
+from gemmtuned.configs.beats import page_of
+from gemmtuned.configs.processes import life_of, namespace_of
+from gemmtuned.hooks.beats import _sweep
+
+if ctypes.CDLL(None).unshare(0x20000000 | (0 if os.geteuid() == 0 else 0x10000000)):
+    print('"no namespace to be had"')
+    sys.exit()
+first = os.fork()
+if first:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
+namespace, alive = namespace_of("self"), []
+while len(alive) < 300 and (not alive or Path(f"/proc/{alive[-1]}").exists()):
+    alive.append(os.fork())
+    if not alive[-1]:
+        time.sleep(60)
+        os._exit(0)
+over = os.fork()
+if not over:
+    os._exit(0)
+os.waitpid(over, 0)
+folder = Path(sys.argv[1])
+pages = {pid: folder / Path(page_of(pid, os.geteuid(), namespace)).name for pid in (*alive, over)}
+for page in pages.values():
+    page.touch()
+_sweep(folder, namespace)
+left = [pid for pid in alive if not pages[pid].exists()]
+os.utime(pages[over], (time.time() - 7200,) * 2)
+_sweep(folder, namespace)
+try:
+    hidden = life_of(alive[-1])
+except OSError as err:
+    hidden = type(err).__name__
+for pid in alive:
+    os.kill(pid, 9)
+print(json.dumps([Path(f"/proc/{alive[-1]}").exists(), left, pages[over].exists(), hidden]))
+"""
+
+
+def test_a_sweep_leaves_pages_of_processes_that_another_namespaces_proc_does_not_show(tmp_path: Path) -> None:
+    said = subprocess.run([sys.executable, "-c", SWEEPS, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    if "no namespace" in said.stdout:
+        pytest.skip(said.stdout)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert json.loads(said.stdout) == [False, [], False, "PermissionError"]
+
+
 @pytest.mark.parametrize("content", [b"", bytes(10), bytes(8192), None])
 def test_a_page_that_is_none_says_nothing(tmp_path: Path, content: bytes | None) -> None:
     inside = tmp_path / "77/root/dev/shm"

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,6 +152,39 @@ def test_it_is_tried_again_when_another_version_is_there_or_the_file_is_gone(
     assert [one.version for one in left_out.read(tmp_path)] == ["1.1"], "what no longer holds is not kept"
     (tmp_path / left_out.FILE).unlink()
     assert not pieces.ended()
+
+
+# One host, or environment, of several that share a home: it has its own version of the package
+BLAMES = """
+import sys
+from pathlib import Path
+from gemmtuned.daemon.seats import left_out
+left_out.here = lambda: sys.argv[2]
+left_out.installed = lambda package: f"{package} of {sys.argv[2]}"
+pieces = left_out.Pieces(Path(sys.argv[1]))
+for number in range(20):
+    pieces.blame(f"import of {sys.argv[2]}{number}", "bad", "killed by SIGABRT", doubtful=False)
+"""
+
+
+def test_hosts_that_share_a_home_keep_each_others_pieces(tmp_path: Path) -> None:
+    hosts = [
+        subprocess.Popen([sys.executable, "-c", BLAMES, str(tmp_path), host], stderr=subprocess.DEVNULL)
+        for host in ("a", "b")
+    ]
+    assert [host.wait(timeout=30) for host in hosts] == [0, 0]
+    assert {one.piece for one in left_out.read(tmp_path)} == {f"import of {h}{n}" for h in "ab" for n in range(20)}
+    assert not Pieces(tmp_path).ended(), "none of them holds here"
+
+
+def test_a_piece_of_another_host_goes_after_a_month_and_one_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    now = left_out.installed("pytest")
+    theirs = Ended("import of x", "pytest", "1", now + "0", "killed by SIGSEGV", 1e9, False, "another host")
+    assert theirs.is_kept(1e9 + 29 * 86_400) and not theirs.is_kept(1e9 + 31 * 86_400)
+    assert not replace(theirs, where=left_out.here()).is_kept(1e9)
+    row = {name: value for name, value in asdict(replace(theirs, installed=now)).items() if name != "where"}
+    (tmp_path / left_out.FILE).write_text(json.dumps({"pieces": [row]}))
+    assert list(Pieces(tmp_path).ended()) == ["import of x"]
 
 
 def test_what_may_be_nobodys_fault_is_kept_for_a_day() -> None:
