@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
@@ -35,9 +36,9 @@ class Trials:
 
     def lacking(self) -> None:
         """Report backends of other packages that run the problem, and whose import fell short of something passing."""
-        for name, why in GUESTS.lacking.items():
+        for name, why in tuple(GUESTS.lacking.items()):
             suits = getattr(BACKENDS.get(name), "suits", None)
-            if suits is not None and suits(self.problem):
+            if suits is not None and GUESTS.ask(name, f"backend {name}", "", partial(suits, self.problem), False):
                 self.report(Candidate(name), "screen", "refused", now_us(), note=why)
 
     def racing(self, candidate: Candidate) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hooked import Home
 
+from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
 from gemmtuned.daemon.child.trials import Trials
@@ -244,6 +245,24 @@ def test_a_package_that_would_end_the_worker_is_left_out(tmp_path: Path, monkeyp
     (tmp_path / "ends_all.py").write_text("raise SystemExit('no GPU')")
     monkeypatch.syspath_prepend(tmp_path)
     assert BY_NAME(arguments=("x", "w"), imports=("ends_all",)).stamps(cpu_device()) == {}
+
+
+def test_a_package_whose_import_meets_a_full_disk_is_no_candidate_that_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fills_disk.py").write_text("with open('/dev/full', 'w') as cache: cache.write('x')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(GUESTS, "lacking", {})
+    backend = BY_NAME(arguments=("x", "w"), imports=("fills_disk",), suits=lambda problem: problem.dtype == "fp32")
+    monkeypatch.setitem(BACKENDS, backend.name, backend)
+    told: list[Trial] = []
+    assert backend.stamps(cpu_device()) == {}
+    for problem in ("fp32:8x16x24,threads=1", "bf16:8x16x24,threads=1"):
+        Trials(Problem.parse(problem), told.append).lacking()
+    (trial,) = told
+    assert trial.candidate == Candidate(backend.name) and lack_in(trial.note) == "disk"
+    monkeypatch.setitem(BACKENDS, backend.name, replace(backend, suits=lambda problem: 1 / 0 > 1))
+    Trials(Problem.parse(problem), told.append).lacking()  # what is broken costs its own part
 
 
 CRASHED = "import of vllm._custom_ops"
