@@ -31,8 +31,8 @@ def may_sum_fast(p: Problem) -> bool:
 
 
 def is_cutlass_blocks(p: Problem) -> bool:
-    """Whether the CUTLASS kernels of vLLM and SGLang for blocks of scales run it."""
-    return is_scaled(p, FP8, (BLOCKS,)) and not (p.bias or p.m % 4 or p.k % 128 or p.n % 128)
+    """Whether vLLM's CUTLASS kernel for blocks of scales runs it: the last block of N may be a part of one."""
+    return is_scaled(p, FP8, (BLOCKS,)) and not (p.bias or p.m % 4 or p.k % 128)
 
 
 def is_deep_gemms(p: Problem) -> bool:

@@ -33,7 +33,10 @@ PEERS = {  # backend -> (its distribution, problems that it runs, problems that 
     ),
     "vllm_cutlass_blocks": (
         "vllm",
-        ("scaled:fp8_e4m3>bf16:{m}x256x256,scale=1x128,wscale=128x128,scalelayout=col",),
+        (
+            "scaled:fp8_e4m3>bf16:{m}x256x256,scale=1x128,wscale=128x128,scalelayout=col",
+            "scaled:fp8_e4m3>bf16:{m}x192x256,scale=1x128,wscale=128x128,scalelayout=col",  # half a block of W's rows
+        ),
         ("scaled:fp8_e4m3>bf16:6x256x384,scale=1x128,wscale=128x128,scalelayout=col",),
     ),
     "vllm_cutlass_zero": (

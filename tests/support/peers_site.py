@@ -1,6 +1,6 @@
 """Stand-ins for vLLM, SGLang's kernels, DeepGEMM and FlashInfer: packages with their operators' schemas, on this CPU.
 
-Schemas and signatures as documented: vLLM 0.32 (csrc/torch_bindings.cpp), sgl-kernel/csrc/common_extension.cc,
+Schemas and signatures as documented: vLLM 0.26 and 0.32 (csrc/torch_bindings.cpp), sglang-kernel 0.4.4,
 sgl-deep-gemm 0.2, DeepGEMM's README, docs.flashinfer.ai (flashinfer.gemm).
 """
 
@@ -32,7 +32,14 @@ PACKAGES: Final = {
                      "Tensor? bias) -> ()")
             def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
                 calls.append(tuple(a.shape))
-                assert b.stride(0) == 1
+                (m, k), n = a.shape, b.shape[1]
+                assert a.stride(1) == b.stride(0) == out.stride(1) == 1 and out.stride(0) % 16 == b.stride(1) % 16 == 0
+                assert a_scales.dtype == b_scales.dtype == torch.float32
+                if a_scales.numel() in (1, m) and b_scales.numel() in (1, n):
+                    assert a_scales.is_contiguous() and b_scales.is_contiguous()
+                else:  # blocks, as c3x/scaled_mm_helper.hpp and scaled_mm_blockwise_sm90_fp8_dispatch.cuh check them
+                    assert a_scales.shape == (m, -(-k // 128)) and b_scales.shape == (-(-k // 128), -(-n // 128))
+                    assert bias is None and m % 4 == 0 and a_scales.stride(0) == b_scales.stride(0) == 1
                 y = product(a, b, a_scales, b_scales)
                 out.copy_(y if bias is None else y + bias.double())
             C.impl("cutlass_scaled_mm", cutlass_scaled_mm, "CPU")
@@ -72,7 +79,9 @@ PACKAGES: Final = {
             S.impl("fp8_scaled_mm", by_rows, "CPU")
             S.impl("int8_scaled_mm", by_rows, "CPU")
             def by_blocks(a, b, sa, sb, out):
+                (m, k), n = a.shape, b.shape[1]
                 assert sa.stride(0) == 1 and sb.stride(0) == 1
+                assert sa.shape == (m, k // 128) and sb.shape == (k // 128, n // 128)
                 return product(a, b, sa, sb).to(out)
             S.impl("fp8_blockwise_scaled_mm", by_blocks, "CPU")
             """,
