@@ -30,8 +30,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -114,8 +115,10 @@ def best_of(trials: Iterable[Trial], backends: Sequence[str]) -> Candidate | Non
     return min(seen, key=lambda t: t.us or math.inf).candidate if seen else None
 
 
-def measure(problem: Problem, here: Environment, tune: Tune, turns: Turns) -> dict[str, Any]:
-    """One row: the verdict, what it cost, and all that took turns."""
+def measure(
+    problem: Problem, here: Environment, tune: Tune, turns: Turns, also: Mapping[str, Candidate] = MappingProxyType({})
+) -> dict[str, Any]:
+    """One row: the verdict, what it cost, and all that took turns. also: more that do, by the names of their times."""
     row: dict[str, Any] = {"problem": str(problem), "m": problem.m, "n": problem.n, "k": problem.k}
     try:
         found = tune(problem, here)
@@ -127,7 +130,7 @@ def measure(problem: Problem, here: Environment, tune: Tune, turns: Turns) -> di
     if published:
         named["published"] = solution.candidate
     forms = int8_forms.FORMS if problem.dtype == "i8" else block_forms.FORMS if block_forms.is_refused(problem) else ()
-    named |= {name: Candidate(name) for name in forms}
+    named |= {name: Candidate(name) for name in forms} | dict(also)
     taking = {name: c for name, c in named.items() if c is not None}
     try:
         series, floor_us = turns(problem, list(taking.values()))
