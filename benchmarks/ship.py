@@ -1,12 +1,12 @@
 """Turn what benchmarks found best into the table shipped for an architecture (configs/tables/<arch>).
 
     cd benchmarks/results
-    python -m benchmarks ship sm_90 {gpu_loop-h,dense-,families-,grouped,weight_only-,verdicts-}*.json
+    python -m benchmarks ship sm_90 {gpu_loop-h,dense-,families-,grouped,weight_only-,a4w4-,verdicts-}*.json
 
-Takes the rows of dense.py, gpu_loop.py, families.py, weight_only.py and verdicts.py, of each problem and device what
-the latest of the files says: what was published, and won again where it was raced again, but for kernels of ours that
-are no more, that as they are now cannot run it, spill registers, or do not compile.  Writes the folder anew.  Rows come
-without binaries: they are seeds for a daemon's search, never run unmeasured.
+Takes the rows of dense.py, gpu_loop.py, families.py, weight_only.py, a4w4.py and verdicts.py, of each problem and
+device what the latest of the files says: what was published, and won again where it was raced again, but for kernels of
+ours that are no more, that as they are now cannot run it, spill registers, or do not compile.  Writes the folder anew.
+Rows come without binaries: they are seeds for a daemon's search, never run unmeasured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gemmtuned.kernels import catalog
 from gemmtuned.kernels.compile_candidate import compile_candidate
 
 DEVICES: Final = {"NVIDIA H200": "cuda-nvidia-h200-132", "NVIDIA H100 80GB HBM3": "cuda-nvidia-h100-80gb-hbm3-132"}
-READ: Final = ("dense", "gpu_loop", "families", "weight_only", "verdicts")
+READ: Final = ("dense", "gpu_loop", "families", "weight_only", "a4w4", "verdicts")
 _OF_THE_REPORT: Final = (  # what `gains` says besides the solution
     "problem", "speedup", "saved_us", "hit_calls", "tflops", "gb_s", "environment", "published", "retired", "reason",
     "route",
@@ -46,7 +46,7 @@ def found(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]
     """
     if raw["benchmark"] == "dense":
         yield from _of_dense(raw)
-    elif raw["benchmark"] in ("families", "weight_only"):
+    elif raw["benchmark"] in ("families", "weight_only", "a4w4"):
         yield from _of_families(raw)
     elif raw["benchmark"] == "verdicts":
         for row in raw["rows"]:
@@ -76,7 +76,7 @@ def _of_dense(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | No
 
 
 def _of_families(raw: dict[str, Any]) -> Iterator[tuple[Problem, str, Solution | None]]:
-    """Of weight_only.py's rows, which have no interval, the two medians a spread of each nearer to one another."""
+    """Of weight_only.py's and a4w4.py's rows, which have no interval, both medians a spread nearer to one another."""
     for row in raw["rows"]:
         if "failed" in row:
             continue

@@ -1,8 +1,4 @@
-"""Products of quantised operands in AITER's tables, and in our words.
-
-Where X and W both hold 4 bits, `gemmtuned.ops.gemm_a4w4` turns X into 16-bit floats and multiplies those by W as it
-lies: rows of such tables are the problems of that call, a product whose weight alone is quantised.
-"""
+"""Products of quantised operands in AITER's tables, and in our words."""
 
 from __future__ import annotations
 
@@ -23,21 +19,11 @@ QUANTISED: Final = {
     "a4w4_blockscale": ("1x32", "plain", "fp4_e2m1"),
     "batched_a8w8": ("row", "plain", "i8"),
 }
-_FOUR_BITS: Final = "a4w4_blockscale"
 
 
 def columns(name: str, dtype: str, out_dtype: str, weight_state: str) -> dict[str, Any]:
     """The columns of a problem of this family that do not depend on sizes and bias."""
     scale = QUANTISED[name][0]
-    if name == _FOUR_BITS:
-        of_w = {"wdtype": dtype, "wscale": scale, "wscale_dtype": "e8m0"}
-        return {
-            "family": "weight_only",
-            "dtype": out_dtype,
-            "out_dtype": out_dtype,
-            "weight_state": weight_state,
-            **of_w,
-        }
     return {
         "family": "scaled", "scale": scale, "weight_state": weight_state, "dtype": dtype, "out_dtype": out_dtype,
     }  # fmt: skip
@@ -67,11 +53,6 @@ def _says_all(name: str, problem: Problem) -> bool:
     plain = ("B" in key) == (problem.batch > 1) and problem.out_dtype == "bf16" and not problem.bias
     if not plain or problem.weight_state != weight_state or name == "asm_a8w8":  # asm_a8w8: an older table
         return False
-    if name == _FOUR_BITS:
-        of_w = (problem.wdtype, problem.wscale, problem.wscale_dtype)
-        return (problem.family, problem.dtype, problem.scale) == ("weight_only", "bf16", "none") and of_w == (
-            usual, scale, "e8m0"
-        )  # fmt: skip
     return (
         (problem.family, problem.scale) == ("scaled", scale)
         and problem.dtype == problem.wdtype

@@ -12,6 +12,7 @@ from gemmtuned.configs.problem import Problem
 
 SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
 INT8: Final = ("i8", "i8")  # scaled, too, with one scale a tensor or a row, and with zero points
+MXFP4: Final = ("fp4_e2m1", "fp4_e2m1")  # scaled, too, with a power of two for each 32 of K of X and of W
 INT_PRODUCT: Final = ("i8", "i8", "i32")  # types of X, W and Y of torch._int_mm
 SCALED_OUTPUTS: Final = ("bf16", "fp16", "fp32")
 GROUPED_SCALED: Final = ("fp8_e4m3", "bf16", "row")  # type of X and W, of Y, and what scales stand for
@@ -30,6 +31,7 @@ MOE_ACTS: Final = tuple(
     for more in ("", "_weighted")
 )  # fmt: skip
 PACKED: Final = {"i4": "int4", "fp4_e2m1": "mxfp4"}  # weights of two numbers a byte, as kernels call them
+_OF_MXFP4: Final = ("1x32", "e8m0", "row")  # what a scale stands for, its type, and how scales lie
 _OF_TENSORS: Final = (("tensor", "fp32"), ("row", "fp32"), ("128x128", "fp32"))
 # Weight-only products: (type of X, of W) -> what one scale of W stands for and its type
 WEIGHT_ONLY: Final[dict[tuple[str, str], tuple[tuple[str, str], ...]]] = {
@@ -50,6 +52,8 @@ def can_tune(problem: Problem) -> bool:
     p = problem
     if p.weight_state != "plain" and not is_shuffled(p):
         return False
+    if p.family == "scaled" and (p.dtype, p.wdtype) == MXFP4:
+        return is_mxfp4(p)
     if p.family == "scaled":
         types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
         if p.out_dtype not in SCALED_OUTPUTS or not has_scales(types, scales) or p.batch != 1:
@@ -87,6 +91,15 @@ def is_shuffled(problem: Problem) -> bool:
     p, (rows, columns) = problem, SHUFFLED_TILE
     whole = p.family == "scaled" and p.layout == "nt" and not p.n % rows and not p.k % columns
     return whole and p.weight_state == "shuffled" and (p.scale, p.wscale) not in ZERO_POINTS
+
+
+def is_mxfp4(problem: Problem) -> bool:
+    """Whether it is a product of X and W that both hold 4 bits, as `gemm_a4w4` has them, of whole blocks of K."""
+    p = problem
+    scales = ((p.scale, p.scale_dtype, p.scale_layout), (p.wscale, p.wscale_dtype, p.wscale_layout))
+    plain = p.family == "scaled" and p.layout == "nt" and p.weight_state == "plain" and p.batch == 1
+    whole = plain and (p.dtype, p.wdtype) == MXFP4 and p.out_dtype in WIDENED and scales == (_OF_MXFP4, _OF_MXFP4)
+    return whole and not p.k % group_of(p)
 
 
 def odd_sizes(problem: Problem) -> str:

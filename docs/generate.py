@@ -62,7 +62,7 @@ TRIED: Final = {
     "gemmtuned::weight_only_mm": "on an H200 (`test_gpu_weight_only.py`)",
 }
 _FORMS: Final = {
-    "kn": "scaled", "nk": "scaled", "shuffled": "scaled", "weights": "weight_only",
+    "kn": "scaled", "nk": "scaled", "shuffled": "scaled", "weights": "weight_only", "pairs": "scaled",
     "opaque": "dense, opaque", "opaque batched": "batched, opaque",
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from gemmtuned.configs.value_class import value_class
 
-FORMS: Final = ("kn", "nk", "opaque", "opaque batched", "weights", "shuffled")  # index: Form of foreign.h
+FORMS: Final = ("kn", "nk", "opaque", "opaque batched", "weights", "shuffled", "pairs")  # index: Form of foreign.h
 ROUTED: Final = 16  # kRouted of foreign.h
 
 
@@ -33,7 +33,7 @@ class Operator:
     out: the argument with the result's type.  zero_x, sums_w: those by which zero points of X are subtracted.
     form: `kn` for W [K, N] as torch's _scaled_mm takes it, `shuffled` for the same in AITER's order, `nk` for [N, K],
     `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
-    the weight is quantised.
+    the weight is quantised, `pairs` for [N, K / 2] of two numbers a byte, as X holds them.
     routed: calls that torch's own product could take may be served by the solutions for it, into y.
     """
 
@@ -254,6 +254,7 @@ def _ours() -> tuple[Operator, ...]:
         ),
         plain(schema=f"gemmtuned::shuffled_scaled_mm({scaled}, Tensor? bias) -> ()", bias="bias", form="shuffled"),
         plain(schema=f"gemmtuned::block_scaled_mm({scaled}) -> ()"),
+        plain(schema=f"gemmtuned::mxfp4_mm({scaled}, Tensor? bias) -> ()", bias="bias", form="pairs"),
         ours(
             schema="gemmtuned::weight_only_mm(Tensor out, Tensor x, Tensor w, Tensor scales, Tensor? bias) -> ()",
             x="x", w="w", scale_w="scales", bias="bias", form="weights",

@@ -6,7 +6,6 @@ times its scale in fp32, rounded once.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 import torch
@@ -14,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PAIRS: Final = ("mxfp4", "int4")  # quantisations with two numbers per byte
+_POWERS: Final = "e8m0"  # of a table: scales, a byte b stands for 2^(b - 127)
 BLOCK: Final = 128
+_kept: Final[dict[tuple[str, torch.dtype, torch.device], Tensor]] = {}  # a few KB for each device
 _FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
@@ -51,8 +52,8 @@ def _times(w: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _of_pairs(w: Tensor, scale: Tensor, quant: str, dtype: torch.dtype, exact: torch.dtype) -> Tensor:
     """By a table of bytes, in passes over half as many; a compiler makes one pass of arithmetic, and has no table."""
-    factors = _of_e8m0(scale) if quant == "mxfp4" else scale
     if torch.compiler.is_compiling():
+        factors = _of_e8m0(scale) if quant == "mxfp4" else scale
         values = _of_codes(torch.stack([w & 15, w >> 4], -1).flatten(-2).long(), quant).to(exact)
         group = values.shape[1] // max(1, scale.shape[1])
         return (values * factors.to(exact).repeat_interleave(group, 1)).to(dtype)
@@ -62,20 +63,38 @@ def _of_pairs(w: Tensor, scale: Tensor, quant: str, dtype: torch.dtype, exact: t
     # kept where it is sure to be there for others: one that is made in a graph's capture is not, nor one of a tracer
     plainly = torch._C._functorch.maybe_current_level() is None and not torch._C._get_tracing_state()
     plainly = plainly and not torch._C._len_torch_dispatch_stack()
-    table = (_kept_table if w.device.type == "cpu" and plainly else _table)(quant, kept, w.device)
+    table = _kept_table if plainly else _table
     n, k = w.shape[0], 2 * w.shape[1]
-    values = F.embedding(w.int(), table).view(*scale.shape, k // max(1, scale.shape[1]))
-    return (values * factors.to(kept)[..., None]).to(dtype).view(n, k)
+    values = F.embedding(w.int(), table(quant, kept, w.device)).view(*scale.shape, k // max(1, scale.shape[1]))
+    if quant != "mxfp4":
+        factors = scale.to(kept)[..., None]
+    elif plainly:
+        factors = F.embedding(scale.int(), table(_POWERS, kept, w.device))
+    else:
+        factors = _of_e8m0(scale).to(kept)[..., None]
+    return (values * factors).to(dtype).view(n, k)
 
 
 def _table(quant: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[256, 2]: the two numbers of each byte."""
+    """[256, 2]: the two numbers of each byte; of scales that are powers of two [256, 1]."""
     with torch.inference_mode(False):
-        both = torch.arange(256, device=device)
-        return _of_codes(torch.stack([both & 15, both >> 4], -1), quant).to(dtype)
+        codes = torch.arange(256, device=device)
+        if quant == _POWERS:
+            return _of_e8m0(codes).to(dtype)[:, None]
+        return _of_codes(torch.stack([codes & 15, codes >> 4], -1), quant).to(dtype)
 
 
-_kept_table: Final = lru_cache(16)(_table)
+def _kept_table(quant: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same one for all calls. It is copied to the device before: a call in another stream may be next to read it.
+
+    What a graph's capture makes is gone with the graph, so there one is kept only if a call before has made it.
+    """
+    key = quant, dtype, device
+    if (table := _kept.get(key)) is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return _table(quant, dtype, device)
+        table = _kept[key] = _table(quant, dtype, torch.device("cpu")).to(device)
+    return table
 
 
 def _of_codes(codes: Tensor, quant: str) -> Tensor:

@@ -123,7 +123,7 @@ def _check_closures(winner: Winner, device: torch.device, options: SearchOptions
         watch.look(call(), "after the races")
     for number in dict.fromkeys((0, len(calls) - 1) if count > 2 else (0,)):
         weights = winner.weights[number]
-        edited = [t for o, t in inputs if o.line_axis and not o.weight]
+        edited = [t for o, t in inputs if o.line_axis and not o.weight and o.can_be_negated(t)]
         if winner.problem.weight_state != "packed":
             of_weights = [o for o, _ in inputs if o.weight]
             edited += [t for o, t in zip(of_weights, weights, strict=True) if o.can_be_negated(t)]

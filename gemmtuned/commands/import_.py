@@ -23,7 +23,7 @@ from gemmtuned.configs.manifest import MANIFEST, check_owner
 from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution, cpu_device
-from gemmtuned.configs.tunable import can_tune
+from gemmtuned.configs.tunable import PACKED, can_tune
 from gemmtuned.reports.render import Column, Report, Table, complain, count, several, show
 
 MOST_REASONS: Final = 5  # in the text form
@@ -299,8 +299,9 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
 
 
 def _is_called(problem: Problem, environment: Environment) -> bool:
-    """On CPUs a weight of 4 bits is turned into 16-bit floats, and what programs call is a dense product of those."""
-    return environment.device.kind != "cpu" or problem.family != "weight_only"
+    """On CPUs operands of 4 bits are turned into 16-bit floats, and what programs call is a dense product of those."""
+    of_codes = problem.family == "weight_only" or problem.wdtype in PACKED
+    return environment.device.kind != "cpu" or not of_codes
 
 
 def _asked(problem: Problem, environment: Environment, threads: int) -> Problem:

@@ -20,6 +20,7 @@ from gemmtuned.kernels.scaled_by_torch import BLOCK, block_product_of_values
 from gemmtuned.ops.blocks import block_linear
 from gemmtuned.ops.fp8 import fp8_linear
 from gemmtuned.ops.int8 import int8_linear
+from gemmtuned.ops.mxfp4 import can_be_multiplied, mxfp4_linear
 from gemmtuned.ops.quantised_arguments import (
     bias_of,
     check_k,
@@ -143,8 +144,10 @@ def gemm_a4w4(
 ) -> Tensor:
     """Y[M, N] = A @ B.T + bias of MXFP4: A [M, K/2], B [N, K/2], two e2m1 a byte, the lower first, scales [., K/32].
 
-    Scales: e8m0, a byte b stands for 2^(b - 127), 255 for NaN; they are not shuffled.  A becomes dtype, which holds
-    its values exactly but for scales beyond it, and what follows is gemm_a16w4's product of A and B.
+    Scales: e8m0, a byte b stands for 2^(b - 127), 255 for NaN; they are not shuffled.  With the hook and up to 2048
+    rows of A on an NVIDIA GPU (16 in compiled code; in other code any number from sm_100 on, which multiplies MXFP4) it
+    is one operator (mxfp4.py), for which there are kernels.  Elsewhere A becomes dtype, which holds its values exactly
+    but for scales beyond it, and what follows is gemm_a16w4's product of A and B.
     Raises GemmtunedError for other sizes and types, and for a shuffled weight.
     """
     op = "gemm_a4w4"
@@ -157,7 +160,10 @@ def gemm_a4w4(
             f"{op}: A is {tuple(a.shape)} on {a.device} and B {tuple(b.shape)} on {b.device}, expected [M, K/2] and "
             "[N, K/2] on one device"
         )
-    return weight_only_linear(dequantised(a, of_a, "mxfp4", dtype), b, of_b, bias_of(op, bias, b, dtype))
+    added = bias_of(op, bias, b, dtype)
+    if can_be_multiplied(dtype, a, b, of_a, of_b, added):
+        return mxfp4_linear(a, b, of_a, of_b, added, dtype)
+    return weight_only_linear(dequantised(a, of_a, "mxfp4", dtype), b, of_b, added)
 
 
 def gemm_a16w8(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:

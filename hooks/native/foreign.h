@@ -22,8 +22,9 @@
 namespace gemmtuned {
 
 // How an operator takes W. SCALED_KN: [K, N] as torch does; SCALED_NK: [N, K]; OPAQUE: in a form that we cannot read, of a batch
-// with one for each in OPAQUE_BATCHED; WEIGHTS: [N, K], and W alone is quantised; SHUFFLED_KN: as SCALED_KN, in AITER's order.
-enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED, WEIGHTS, SHUFFLED_KN };
+// with one for each in OPAQUE_BATCHED; WEIGHTS: [N, K], and W alone is quantised; SHUFFLED_KN: as SCALED_KN, in AITER's order;
+// PAIRS: [N, K / 2], two numbers a byte as in X.
+enum Form : uint8_t { SCALED_KN, SCALED_NK, OPAQUE, OPAQUE_BATCHED, WEIGHTS, SHUFFLED_KN, PAIRS };
 constexpr int kRouted = 16;  // or-ed to a form
 
 struct ForeignFacts {  // numbers of arguments, -1: there is none
@@ -159,12 +160,16 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     const bool others_here = here(scale_x) && here(scale_w) && here(zero_x) && here(sums_w);
     return f.routed && it->is_alone && !it->returns && plain_bias && fits_y && others_here;
   };
-  if (f.form == WEIGHTS) {
-    if (!y.defined() || !w.defined() || !scale_w.defined() || x.dim() != 2 || w.dim() != 2 || scale_w.dim() != 2)
-      return stock();
+  if (f.form == WEIGHTS || f.form == PAIRS) {
+    const auto is_flat = [](const Tensor& t) { return t.defined() && t.dim() == 2; };
+    const bool pairs = f.form == PAIRS;
+    if (!y.defined() || !is_flat(x) || !is_flat(w) || !is_flat(scale_w) || (pairs && !is_flat(scale_x))) return stock();
     const Tensor b = w.t(), of_b = scale_w.t();
-    if (!describe_weight_only<Device>(p, x, b, of_b, y.scalar_type(), has_bias)) return stock();
+    const bool known = pairs ? describe_pairs<Device>(p, x, b, scale_x, of_b, y.scalar_type(), has_bias)
+                             : describe_weight_only<Device>(p, x, b, of_b, y.scalar_type(), has_bias);
+    if (!known) return stock();
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_W] = &of_b;
+    if (pairs) slots.t[SLOT_SCALE_X] = &scale_x;
     // no live check: it works the size of the result out from the operands, which bytes of two codes do not tell
     call<Device>(p, slots, fits(b.size(1)) ? ROUTABLE | UNCHECKED : COUNTED_ONLY, counted, &y);
     if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y

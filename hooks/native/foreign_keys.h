@@ -30,13 +30,38 @@ inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tenso
           of(BY_128X128, layout_of(k_first ? scale_w.t() : scale_w, n_blocks, k_blocks)), true};
 }
 
+constexpr uint8_t kInt4 = 40, kE8m0 = 44, kFp4 = 45;  // DTYPES of configs/problem.py
+
+// The key of a product of two operands of MXFP4 as torch takes them: x [M, K / 2] and b [K / 2, N] of bytes that hold two
+// numbers each, and bytes that are their scales, [M, K / 32] and of_b [K / 32, N]. False where we have no name for it.
+template <class Device>
+bool describe_pairs(Problem& p, const Tensor& x, const Tensor& b, const Tensor& of_x, const Tensor& of_b,
+                    at::ScalarType out, bool bias) {
+  const int64_t m = x.size(0), k = 2 * x.size(1), n = b.size(1);
+  for (const Tensor* t : {&x, &b, &of_x, &of_b})
+    if (t->scalar_type() != at::kByte || t->device() != x.device()) return false;
+  if (2 * b.size(0) != k || std::min({m, n, k}) < 1 || std::max({m, n, k}) > INT32_MAX || k % 32) return false;
+  const auto is = [k](const Tensor& s, int64_t rows) { return s.size(0) == rows && s.size(1) == k / 32; };
+  if (!is(of_x, m) || !is(of_b.t(), n)) return false;
+  p = Problem{};
+  p.batch = 1, p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n), p.k = static_cast<uint32_t>(k);
+  p.family = SCALED, p.dtype = p.wdtype = kFp4, p.out_dtype = static_cast<uint8_t>(out);
+  p.scale = p.wscale = BY_1X32, p.scale_dtype = p.wscale_dtype = kE8m0;
+  p.scale_layout = of_x.is_contiguous() ? SCALES_BY_ROW : SCALES_OTHERWISE;
+  p.wscale_layout = turned_is_contiguous(of_b) ? SCALES_BY_ROW : SCALES_OTHERWISE;
+  p.layout = static_cast<uint8_t>(side(x, false) * 3 + side(b, true));
+  if (bias) p.flags |= BIAS;
+  if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
+  Device::describe(p, x);
+  return true;
+}
+
 // The key of a product of X with a quantised W, both as torch takes them: X [M, K] of 16 bits, b [K, N] of 8 bits or
 // [K / 2, N] of bytes that hold two numbers each, of_b its scales, [columns, rows] (gemmtuned/ops/weight_only.py). Bytes
 // with scales that are bytes are MXFP4. False where we have no name for it.
 template <class Device>
 bool describe_weight_only(Problem& p, const Tensor& x, const Tensor& b, const Tensor& of_b, at::ScalarType out,
                           bool bias) {
-  constexpr uint8_t kInt4 = 40, kE8m0 = 44, kFp4 = 45;  // DTYPES of configs/problem.py
   const bool two_a_byte = b.scalar_type() == at::kByte, powers = of_b.scalar_type() == at::kByte;
   const int64_t m = x.size(0), k = x.size(1), n = b.size(1), rows = of_b.size(1), columns = of_b.size(0);
   if (b.size(0) * (two_a_byte ? 2 : 1) != k || std::min({m, n, k, rows, columns}) < 1) return false;

@@ -147,9 +147,10 @@ def edits(problem: Problem, inputs: Inputs, *, seed: int, thorough: bool) -> Ite
     for o, _ in present:
         yield Edit(f"{called(o)} edited in place", {o.name: torch.full((lines[o.name],), -1.0).double()}, seed)
     for o, t in inputs:
-        if plain and o.weight and (not o.line_axis or o.name in codes) and o.can_be_negated(t):
+        as_a_whole = o.name in codes or (o.weight and not o.line_axis)
+        if (plain or not o.weight) and as_a_whole and o.can_be_negated(t):
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), -1.0).double()}, seed)
-        if plain and not o.can_be_negated(t):
+        if (plain or not o.weight) and not o.can_be_negated(t):
             most = 2.0 if o.line_axis else 4.0
             yield Edit(f"{called(o)} edited in place", {o.name: torch.full((1,), most).double()}, seed)
     draw = random.Random(seed)  # noqa: S311

@@ -36,7 +36,7 @@ def test_a_list_of_shapes_alone_is_kept_and_no_data_type_is_guessed(tmp_path: Pa
     assert (found.family, found.used, len(found.hints)) == ("shapes", 0, 2)
     assert "--family does" in next(iter(found.kept))
     assert {hint.problem for hint in read_any(path, family="a4w4_blockscale").hints} == {
-        Problem.parse(f"weight_only:bf16/fp4_e2m1:{m}x6144x4096,wscale=1x32") for m in (1, 2)
+        Problem.parse(f"scaled:fp4_e2m1>bf16:{m}x6144x4096,scale=1x32") for m in (1, 2)
     }
     assert read_untuned(path.read_text().splitlines(), name=path.name, dtype="fp16", threads=1).problems == tuple(
         Problem(m=m, n=6144, k=4096, dtype="fp16", threads=1) for m in (1, 2)

@@ -328,7 +328,7 @@ QUANTISED = {
     "a8w8": ("torch.int8", "scaled:i8>bf16:1x1280x8192,scale=row"),
     "a8w8_fp8": ("fp8", "scaled:fp8_e4m3>bf16:1x1280x8192,scale=row"),
     "a8w8_blockscale": ("", "scaled:fp8_e4m3>bf16:1x1280x8192,scale=1x128"),
-    "a4w4_blockscale": ("", "weight_only:bf16/fp4_e2m1:1x1280x8192,wscale=1x32"),
+    "a4w4_blockscale": ("", "scaled:fp4_e2m1>bf16:1x1280x8192,scale=1x32"),
 }
 
 

@@ -90,7 +90,12 @@ OF_KERNEL = {
         "weight_only:bf16/i8:300x576x1024,wscale=row",
         "weight_only:bf16/fp8_e4m3:33x576x1024,wscale=128x128",
     ),
+    "mxfp4_tiles": problems(
+        "scaled:fp4_e2m1>bf16:16x576x1024,scale=1x32", "scaled:fp4_e2m1>fp16:300x1000x1056+bias,scale=1x32"
+    ),
 }
+B200 = Device("cuda-nvidia-b200-148", "cuda", "NVIDIA B200", "sm_100", 148)
+ON = {"mxfp4_tiles": B200}  # what does not run on an H200
 ALL: list[tuple[str, type, dict[str, Any]]] = [
     *(
         (f"Backend_{name}", BackendContract, {"backend": BACKENDS.get(name), "problems": p})
@@ -104,7 +109,7 @@ ALL: list[tuple[str, type, dict[str, Any]]] = [
         (
             f"Kernel_{name}",
             KernelContract,
-            {"kernel": kernel, "backend": backend, "problems": OF_KERNEL.get(name), "device": H200},
+            {"kernel": kernel, "backend": backend, "problems": OF_KERNEL.get(name), "device": ON.get(name, H200)},
         )
         for backend in catalog.FOLDERS
         if catalog.has_compiler(backend, H200)

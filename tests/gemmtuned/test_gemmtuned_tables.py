@@ -236,6 +236,7 @@ def test_an_untuned_list_is_queued_where_programs_were_seen_and_call_such_produc
         ("bf16", 0, "reduced"),  # what torch's defaults give there
         ("fp8_e4m3", 0, "ieee"),
         ("i8", 0, "ieee"),
+        ("fp4_e2m1", 0, "ieee"),
     }
     assert sum(row["wdtype"] == "fp4_e2m1" for row in gpu) == sum(row["wdtype"] == "fp4_e2m1" for row in rows) == 194
 

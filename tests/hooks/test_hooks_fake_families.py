@@ -16,6 +16,7 @@ from hooked import Home
 from gemmtuned.hooks import native
 
 OPERANDS = """
+    from contextlib import suppress
     from dataclasses import replace
     from itertools import count
     from gemmtuned.configs.launch import LibraryLaunch
@@ -684,6 +685,48 @@ def test_our_own_operator_of_a_quantised_weight_is_served_by_a_kernel_where_it_f
     """,
     )
     assert said == [[True, True], 2, True, ["weight_only:bf16/fp4_e2m1:4x8x32,wscale=1x32"], []]
+
+
+def test_our_own_operator_of_two_operands_of_4_bits_is_served_by_a_kernel_where_it_fits(run: Any) -> None:
+    said = run(
+        OPERANDS,
+        """
+    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.ops import gemm_a4w4
+    both = torch.tensor([1, 16])[:, None, None]
+    x, w = ((torch.randint(0, 3, (2, rows, 16)) * both).sum(0).byte() for rows in (4, 8))
+    w |= 0x80 * torch.randint(0, 2, w.shape, dtype=torch.uint8)  # of either sign; bf16 holds each sum
+    sx, sw = (torch.randint(126, 129, (rows, 1), dtype=torch.uint8) for rows in (4, 8))
+    right = gemm_a4w4(x, w, sx, sw)
+    gx, gw, gsx, gsw = to_gpu(x, w, sx, sw)
+    problem = Problem(family="scaled", m=4, n=8, k=32, dtype="fp4_e2m1", out_dtype="bf16", scale="1x32")
+    record = KernelLaunch(
+        shared=0, threads=32, grid=(Axis("w.size0", 8), Axis("", 1), Axis("", 1)),
+        arguments=("x.ptr", "w.ptr", "scale_x.ptr", "scale_w.ptr", "y.ptr", "x.size0", "x.stride0", "w.stride0"),
+        conditions=(Condition("x.size0", "<=", 4), Condition("x.stride1", "==", 1), Condition("w.size1", "==", 16),
+                    Condition("scale_x.size0", "==", "x.size0"), Condition("scale_w.size0", "==", 8)),
+    )
+    record.check_for(problem)
+    served(problem, record, 5, packed.kernel_launch(record, 0x3006, 2))
+    one = next(one for one in OPERATORS if one.name == "gemmtuned::mxfp4_mm")
+    hook.stand_before(one.name, one.schema, one.arguments, one.code)
+    cuda.fake_shape(8, 32, 1.0)
+    out, wide = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16), torch.zeros(4, 16, dtype=torch.bfloat16))
+    torch.ops.gemmtuned.mxfp4_mm(out, gx, gw, gsx, gsw, None)
+    torch.ops.gemmtuned.mxfp4_mm(wide[:, ::2], gx, gw, gsx, gsw, None)
+    same = [torch.equal(host(out), right), torch.equal(host(wide)[:, ::2], right)]
+    launched = calls("cuLaunchKernel")
+    y = torch.zeros(4, 8, dtype=torch.bfloat16)
+    torch.ops.gemmtuned.mxfp4_mm(y, x, w, sx, sw, None)  # on the CPU
+    for other in ((x, w, sx.short(), sw), (x[:, :8], w, sx, sw), (x, w, sx[:3], sw)):  # none that has a key
+        with suppress(Exception):
+            torch.ops.gemmtuned.mxfp4_mm(y.clone(), *other, None)
+    cpu = [str(s.problem).partition(",threads")[0] for s in hook.drain()
+           if s.place == "cpu" and s.problem.family == "scaled"]  # a product of the numbers is dense
+    print(json.dumps([same, launched, torch.equal(y, right), cpu, hook.failures()]))
+    """,
+    )
+    assert said == [[True, True], 2, True, ["scaled:fp4_e2m1>bf16:4x8x32,scale=1x32"], []]
 
 
 def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: Any) -> None:

@@ -417,6 +417,9 @@ STAND_INS = """
         if one.sums_w:
             known |= {one.x: torch.ones(m, k).char(), one.w: torch.ones(n, k).char().t(), one.scale_x: torch.ones(m, 1),
                       one.scale_w: torch.ones(1, n), one.sums_w: torch.ones(n).int(), one.zero_x: torch.ones(m).int()}
+        if one.form == "pairs":
+            x, w, sx, sw = (torch.ones(rows, k // step).byte() for step in (2, 32) for rows in (m, n))
+            known |= {one.x: x, one.w: w, one.scale_x: sx, one.scale_w: sw}
         if one.form == "opaque batched":
             known |= {one.x: torch.ones(3, m, k).to(bf16), one.y: torch.zeros(3, m, n, dtype=bf16)}
         return [known.get(name, default(kind)) for kind, name in names]
@@ -474,7 +477,9 @@ def test_every_operator_of_the_table_is_counted_under_its_own_problem(home: Home
         family = {"opaque batched": "batched", "opaque": "dense", "weights": "weight_only"}.get(form, "scaled")
         assert problem.startswith(f"{family}:" if family != "dense" else "bf16:"), (name, problem)
         assert f":{shape}," in problem, (name, problem)
-        said = {"scaled": "scale=1x128", "weight_only": "wscale=128x128"}.get(family, "packing=opaque")
+        said = {"scaled": "scale=1x32" if form == "pairs" else "scale=1x128", "weight_only": "wscale=128x128"}.get(
+            family, "packing=opaque"
+        )
         assert ("scale=row+zero" if form == "zero points" else said) in problem, (name, problem)
 
 

@@ -30,7 +30,7 @@ from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 
 pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
-CASES = 33
+CASES = 40
 KERNELS = catalog.kernels("triton")
 MODULES = (gemv, fragments, selected, warp_split_k, tiles)
 
@@ -153,6 +153,8 @@ def test_all_kernels_keep_their_counters_in_the_same_place_so_that_a_stream_need
     of_weights = {"rows": 64, "tokens": 32, "block_k": 128, "split": 7, "warps": 4, "stages": 3}
     weights = Problem(family="weight_only", m=20, n=576, k=7168, wdtype="i8", wscale="row")
     records.append(KERNELS["weight_only_tiles"].record(of_weights, weights))
+    pairs = Problem(family="scaled", m=20, n=576, k=7168, dtype="fp4_e2m1", out_dtype="bf16", scale="1x32")
+    records.append(KERNELS["mxfp4_tiles"].record({**of_weights, "decoded": 1}, pairs))
     reducing = [record for record in records if record.workspace_bytes]
 
     assert {record.kernel for record in reducing} == {*KERNELS} - {"fragments", "selected", "grouped", "scaled_grouped"}

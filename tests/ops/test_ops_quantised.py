@@ -11,8 +11,9 @@ from torch import Tensor
 
 from gemmtuned import ops
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.problem import MAX_DIM
 from gemmtuned.kernels.integers import scaled_int_product
-from gemmtuned.ops import weight_only
+from gemmtuned.ops import mxfp4, quantised, weight_only
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
@@ -199,6 +200,36 @@ def test_a4w4_is_the_product_of_a_weight_as_it_lies_where_the_hook_may_serve_it(
 
     assert torch.equal(ops.gemm_a4w4(*operands), as_torch)
     assert called == [(torch.bfloat16, torch.uint8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a4w4_is_one_operator_where_there_may_be_a_kernel(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    a, b = four(5, 96)[0], four(24, 96)[0]
+    operands = (a, b, torch.randint(120, 131, (5, 3)).byte(), torch.randint(120, 131, (3, 24)).byte().t(), normal(24))
+    as_torch = ops.gemm_a4w4(*operands, dtype=dtype)
+    asked = []
+
+    def can_be_multiplied(out: torch.dtype, *given: Tensor) -> bool:
+        asked.append((out, [t.dtype for t in given]))
+        return True
+
+    monkeypatch.setattr(quantised, "can_be_multiplied", can_be_multiplied)
+
+    assert torch.equal(ops.gemm_a4w4(*operands, dtype=dtype), as_torch)
+    assert asked == [(dtype, [torch.uint8] * 4 + [dtype])]
+
+
+def test_gpus_that_multiply_mxfp4_have_its_operator_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, rows in (
+        ((0, 0), 0),
+        ((7, 5), 0),
+        ((8, 0), 2048),
+        ((9, 0), 2048),
+        ((10, 0), MAX_DIM),
+        ((12, 0), MAX_DIM),
+    ):
+        monkeypatch.setattr(mxfp4, "capability", lambda index, found=found: found)
+        assert mxfp4._most_rows(0) == rows, found
 
 
 @pytest.mark.parametrize("kind", ["tensor", "row", "block", "int8"])

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
+from interpreted_dot_scaled import teach_dot_scaled
 from quick_interpreter import make_quick
 
 from gemmtuned.configs.problem import Problem
@@ -112,6 +113,30 @@ def ints_case(m, n, k, *, kind="largest", split=1, swap=0, block_k=32, pad=0):
     return {"kernel": "int_tiles", "shape": [m, n, k], "error": wrong, "clean": bool(clean), "dtype": "torch.int32"}
 
 
+def pairs_case(m, n, k, *, kind="apart", block_k=128, rows=32, split=1, decoded=0, **columns):
+    """The same of MXFP4 by MXFP4, and no larger than torch's own error; one scale of each is NaN."""
+    problem = Problem(
+        family="scaled", m=m, n=n, k=k, dtype="fp4_e2m1", wdtype="fp4_e2m1", out_dtype="fp16", scale="1x32", **columns
+    )
+    config = {"rows": rows, "tokens": 16, "block_k": block_k, "split": split, "decoded": decoded}
+    config |= {"warps": 2, "stages": 3}
+    family, cpu = family_of(problem), torch.device("cpu")
+    inputs = family.make(problem, kind=kind, seed=3, device=cpu)
+    inputs["scale_w"][0, -1] = 255
+    if m > 1:
+        inputs["scale_x"][-1, -1] = 255
+    want = family.reference(problem, inputs, family.sample(problem, seed=3, device=cpu))
+    kernel = Triton(device=H200).prepare(Candidate.of("triton", kernel="mxfp4_tiles", **config), problem)
+    got, torchs = inputs.run(kernel), inputs.run(family.default(problem))
+    nan = want.isnan()
+    size = want[~nan].square().mean().sqrt()
+    of_got, of_torchs = (((y.double() - want).abs() / want.abs().clamp(min=size))[~nan].max().item()
+                         for y in (got, torchs))  # fmt: skip
+    right = torch.equal(got.isnan(), nan) and of_got <= max(of_torchs, 1e-3)
+    clean = right and (kind != "integers" or of_got <= of_torchs)
+    return {"kernel": "mxfp4_tiles", "shape": [m, n, k], "error": of_got, "clean": clean, "dtype": str(got.dtype)}
+
+
 def gemv_config(rows=2, block_k=64, split=1, warps=4, unroll=1):
     return {"rows": rows, "block_k": block_k, "split": split, "warps": warps, "unroll": unroll}
 
@@ -129,6 +154,7 @@ def tiles_config(rows=16, tokens=16, block_k=16, split=1, group=1, swap=0, warps
 def main() -> None:
     make_quick()
     teach_bf16()
+    teach_dot_scaled()
     bf16 = torch.bfloat16
     cases = [
         lambda: case(gemv, 1, 8, 256, gemv_config()),
@@ -165,6 +191,13 @@ def main() -> None:
         lambda: weights_case(17, 40, 512, ("i4", "1x128", "fp16"), block_k=256, kind="integers"),
         lambda: weights_case(9, 33, 320, ("i4", "1x64", "fp32"), split=2, bias=True),
         lambda: weights_case(31, 72, 288, ("fp4_e2m1", "1x32", "e8m0"), split=3, kind="tail"),
+        lambda: pairs_case(5, 40, 256, bias=True),
+        lambda: pairs_case(17, 72, 416, split=2, kind="tail"),  # K that ends within a step
+        lambda: pairs_case(33, 33, 1024, split=3, block_k=256, kind="integers"),
+        lambda: pairs_case(1, 16, 32, split=2),  # a slice without any K
+        lambda: pairs_case(5, 40, 256, decoded=1, bias=True),
+        lambda: pairs_case(17, 72, 416, decoded=1, split=2, kind="tail"),
+        lambda: pairs_case(33, 33, 1024, decoded=1, split=3, block_k=256, rows=64, kind="integers"),
         lambda: groups_case("scaled_grouped", 9, 5, 32, 64, kind="apart", swap=0, **FP8, math_mode="reduced"),
     ]
     for run in cases:

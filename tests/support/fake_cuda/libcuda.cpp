@@ -6,10 +6,11 @@
 // groups end before Y, and the number of groups and the distance between them; 0x3003 takes X in bf16, W in bytes of two
 // codes (value = code - 8), the scales of the rows of W in fp32, and Y in bf16; 0x3004 takes e4m3 in groups, as our own
 // kernel does: X, W, the scales of the rows of X and of each W, ends, Y in bf16, rows, ldx, between groups of W, ldw, between
-// groups of scales.
+// groups of scales; 0x3006 takes X and W in bytes of two e2m1, a byte per row of each that stands for a power of two, Y in bf16.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -132,7 +133,26 @@ int multiply_integers(void** a) {
   return 0;
 }
 
+int multiply_pairs(void** a) {
+  constexpr float kSizes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  const auto pointer = [&](int i) { return *static_cast<const uint8_t**>(a[i]); };
+  const auto number = [&](int i) { return *static_cast<int*>(a[i]); };
+  const auto value = [&](const uint8_t* row, int k) {
+    const int code = row[k / 2] >> (k % 2 * 4) & 15;
+    return code > 7 ? -kSizes[code - 8] : kSizes[code];
+  };
+  for (int m = 0; m < number(5); ++m)
+    for (int n = 0; n < g_n; ++n) {
+      float sum = 0;
+      for (int k = 0; k < g_k; ++k) sum += value(pointer(0) + m * number(6), k) * value(pointer(1) + n * number(7), k);
+      sum = std::ldexp(sum, pointer(2)[m] + pointer(3)[n] - 2 * 127);
+      fake::put(fake::BF16, *static_cast<char**>(a[4]), m * g_n + n, sum);
+    }
+  return 0;
+}
+
 int multiply(void* function, void** a) {
+  if (function == reinterpret_cast<void*>(0x3006)) return multiply_pairs(a);
   if (function == reinterpret_cast<void*>(0x3005)) return multiply_integers(a);
   if (function == reinterpret_cast<void*>(0x3004)) return multiply_scaled_groups(a);
   if (function == reinterpret_cast<void*>(0x3003)) return multiply_codes(a);
