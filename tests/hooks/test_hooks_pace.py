@@ -92,7 +92,6 @@ def collections() -> Iterator[list[int]]:
         gc.callbacks.remove(note)
 
 
-@pytest.mark.slow
 def test_a_large_table_makes_the_collector_run_hardly_ever(tmp_path: Path) -> None:
     publish(tmp_path / "configs", rows(1), 1)
     here: dict[str, Environment] = {"cpu": environment(cpu_device())}
