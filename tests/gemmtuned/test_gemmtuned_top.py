@@ -147,6 +147,7 @@ def lines(svg: str, width: int = SIZE[0]) -> str:
     return "\n".join(shown).rstrip() + "\n"
 
 
+@pytest.mark.part(9)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("state", STATES)
 def test_a_state_stands_on_the_screen_as_it_did(state: str, width: int) -> None:

@@ -44,6 +44,7 @@ def test_every_backend_is_as_right_as_the_default_in_fp32(problem):
 
 
 @BF16
+@pytest.mark.part(12)
 @pytest.mark.parametrize("problem", cases.dense("bf16"), ids=str)
 def test_every_backend_is_as_right_as_the_default_in_bf16(problem):
     check_all(problem)

@@ -72,6 +72,7 @@ def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
     assert is_right(config(*shape, kind=("TENSOR", "ROW")[shape[0] % 2], bias=shape[0] > 1, int8=True))
 
 
+@pytest.mark.part(5)
 @pytest.mark.parametrize(("zero", "kind"), [(1, "TENSOR"), (1, "W_ROW"), (2, "ROW")])
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
 def test_zero_points_are_subtracted_from_whole_sums(shape: tuple[int, ...], zero: int, kind: str) -> None:
@@ -89,6 +90,7 @@ SHUFFLED = [
 ]
 
 
+@pytest.mark.part(6)
 @pytest.mark.parametrize(("kind", "int8"), [("ROW", False), ("TENSOR", True), ("BLOCK", False)])
 @pytest.mark.parametrize("shape", SHUFFLED, ids=str)
 def test_a_weight_in_aiters_order_is_read_as_it_lies(shape: tuple[int, ...], kind: str, int8: bool) -> None:
@@ -106,6 +108,7 @@ SHUFFLED_FAULTS = {
 }
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("fault", SHUFFLED_FAULTS)
 def test_a_fault_in_aiters_order_is_seen(fault: str) -> None:
     with pytest.raises(ptx.Wrong):
@@ -213,6 +216,7 @@ ZERO_FAULTS = {
 }
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("fault", ZERO_FAULTS)
 def test_a_fault_in_zero_points_is_seen(fault: str) -> None:
     assert not is_right(config(*SHAPES[5], kind="ROW", int8=True, zero=2), change=ZERO_FAULTS[fault])

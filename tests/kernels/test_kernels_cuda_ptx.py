@@ -79,7 +79,7 @@ WARP_GROUPS = [
 TILES_OF_TOKENS = [(100, 24, 6, 24, 3, 48)]
 
 
-@pytest.mark.part(10)
+@pytest.mark.part(7)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [*AT_ONCE, *RINGS, *WARP_GROUPS, *TILES_OF_TOKENS], ids=str)
 def test_sums_are_right_and_nothing_else_is_read_or_written(shape: tuple[int, ...], dtype: str) -> None:
@@ -172,7 +172,7 @@ AHEAD = {
         for name in faults
     ],
 )  # fmt: skip
-@pytest.mark.part(14)
+@pytest.mark.part(8)
 def test_a_fault_is_seen(shape: tuple[int, ...], what: str, instead: str, seen: str, turns: dict[str, Any]) -> None:
     one = config(*shape, bias=True, dtype="bf16")
     with pytest.raises(ptx.Wrong, match=seen):

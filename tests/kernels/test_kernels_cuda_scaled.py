@@ -87,7 +87,7 @@ def test_every_code_is_the_number_that_torch_takes_it_for() -> None:
     assert torch.equal(y, exact)
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(3)
 @pytest.mark.parametrize("shape", [*(SHAPES[i] for i in (1, 6, 8, 9, 13)), ACROSS], ids=str)
 def test_scales_of_blocks_may_lie_by_token(shape: tuple[int, ...]) -> None:
     y, exact = run(config(*shape, kind="BLOCK", promoted=True, by_token=True), kernel.KERNEL)
@@ -105,7 +105,7 @@ def test_a_fault_in_scales_by_token_is_seen(fault: tuple[str, str]) -> None:
             raise ptx.Wrong("far off")
 
 
-@pytest.mark.part(6)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("shape", [*SHAPES, TWO_PRODUCTS], ids=str)
 def test_sums_of_int8_are_right_up_to_its_ends(shape: tuple[int, ...]) -> None:
     y, exact = run(of_int8(shape, ("TENSOR", "ROW")[shape[0] % 2], bias=sum(shape) % 3 != 0), kernel.KERNEL)
@@ -121,7 +121,7 @@ def test_sums_of_int8_are_whole_numbers_over_the_cluster() -> None:
     assert not torch.equal(y, exact)
 
 
-@pytest.mark.part(5)
+@pytest.mark.part(3)
 @pytest.mark.parametrize(("zero", "kind"), [(1, "TENSOR"), (1, "W_ROW"), (2, "ROW")])
 @pytest.mark.parametrize("shape", [SHAPES[i] for i in (2, 9, 12)], ids=str)
 def test_zero_points_are_subtracted_from_whole_sums(shape: tuple[int, ...], zero: int, kind: str) -> None:
@@ -138,6 +138,7 @@ ZERO_FAULTS = {
 }
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("fault", ZERO_FAULTS)
 def test_a_fault_in_zero_points_is_seen(fault: str) -> None:
     y, exact = run(of_int8(SHAPES[9], zero=2), kernel.KERNEL, change=ZERO_FAULTS[fault])
@@ -185,6 +186,7 @@ SHUFFLED_FAULTS = {
 }
 
 
+@pytest.mark.part(4)
 @pytest.mark.parametrize("fault", SHUFFLED_FAULTS)
 def test_a_fault_in_aiters_order_is_seen(fault: str) -> None:
     shape, what, instead = SHUFFLED_FAULTS[fault]
@@ -250,6 +252,7 @@ ROW_FAULTS = {
 }
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("fault", ROW_FAULTS)
 def test_a_fault_in_scales_of_rows_is_seen(fault: str) -> None:
     one = config(*SHAPES[9], kind="ROW", promoted=False)

@@ -139,11 +139,21 @@ def test_where_it_is_not_installed_there_is_no_candidate(name: str) -> None:
     assert BACKENDS[name].stamps(H200) == {}
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_its_operator_passes_the_gate_and_is_given_nothing_else(name: str, home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "many"),
+    [
+        pytest.param(name, m, marks=() if m == (8, 32)[at % 2] else pytest.mark.long)
+        for at, name in enumerate(PEERS)
+        for m in (8, 32)
+    ],
+)
+def test_its_operator_passes_the_gate_and_is_given_nothing_else(
+    name: str, many: int, home: Home, tmp_path: Path
+) -> None:
+    """many: rows of X."""
     package, problems, others = PEERS[name]
     peers_site.install(tmp_path / "site", package)
-    texts = [text.format(m=m) for text in problems for m in (8, 32)]
+    texts = [text.format(m=many) for text in problems]
     code = ON_THIS_CPU + GATE
 
     done = home.run(code.format(site=str(tmp_path / "site"), name=name, problems=texts, others=list(others)))

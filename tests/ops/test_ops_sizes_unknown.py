@@ -65,6 +65,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[int], tuple[Tensor, ...]
 }  # fmt: skip
 
 
+@pytest.mark.part(9)
 @pytest.mark.parametrize("name", CALLS)
 def test_exported_code_is_for_all_rows_and_runs_without_us(name: str) -> None:
     call, operands, rows = CALLS[name]
@@ -75,6 +76,7 @@ def test_exported_code_is_for_all_rows_and_runs_without_us(name: str) -> None:
         assert torch.equal(program.module()(*given), call(*given))
 
 
+@pytest.mark.part(9)
 @pytest.mark.parametrize("name", CALLS)
 def test_exported_code_of_a_gpu_is_for_all_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as tensors without values show it."""
@@ -92,6 +94,7 @@ def _on_gpu(like: Tensor) -> tuple[Tensor, Tensor]:
         return torch.empty(1, device="cuda"), torch.empty(1, device="cuda")
 
 
+@pytest.mark.part(9)
 @pytest.mark.parametrize("name", CALLS)
 def test_code_that_was_promised_to_be_for_a_range_of_rows_is(name: str) -> None:
     call, operands, rows = CALLS[name]

@@ -143,10 +143,10 @@ class Home:
         return sum(self.counts().values())
 
 
-def run_interpreted(home: Home, program: str) -> list[dict[str, Any]]:
-    """The JSON lines of a program of this folder, whose Triton kernels run in Triton's interpreter."""
+def run_interpreted(home: Home, program: str, *args: str) -> list[dict[str, Any]]:
+    """The JSON lines of a program of this folder with these arguments; its kernels run in Triton's interpreter."""
     code = f"import runpy; runpy.run_path({str(HERE / program)!r}, run_name='__main__')"
-    done = home.run(code, timeout_s=110, AITER_TUNE_GEMM="0", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    done = home.run(code, *args, timeout_s=110, AITER_TUNE_GEMM="0", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert done.code == 0, done.err[-2000:]
     return [json.loads(line) for line in done.out.splitlines()]
 

@@ -1,10 +1,11 @@
-"""Run with TRITON_INTERPRET=1: the tiles of a mixture on small layers; one JSON line a case.
+"""Run with TRITON_INTERPRET=1: the tiles of a mixture on small layers; one JSON line for each case that is named.
 
 X is fp16: Triton's interpreter has no constants of bf16.  What torch.empty gives is filled with NaN and the largest
 integers, so that a read of what no launch has written shows.
 """
 
 import json
+import sys
 
 import torch
 from quick_interpreter import make_quick
@@ -92,12 +93,16 @@ def in_filled_memory(launches, o):
         torch._C._set_deterministic_algorithms(False)
 
 
+CASES = [
+    lambda: case("none", "silu", "64.16.64.4.2", "32.32.32.4.2", bias=True, twice=True),
+    lambda: case("tensor", "gelu", "64.16.64.4.2", "128.16.128.4.1", weighted=True, long=True),
+    lambda: case("row", "silu", "64.32.128.4.2", "64.16.256.4.1", large=2.0**-9),
+    lambda: case("128x128", "silu", "128.16.128.4.2", "128.16.256.4.1", width=256, inter=160),
+    lambda: case("128x128", "swiglu", "128.16.256.4.1", "64.16.256.4.1", width=384, inter=128),
+    lambda: case("int4", "silu", "64.16.128.4.2", "128.16.256.4.1", bias=True),
+    lambda: case("int4", "gelu", "64.16.256.4.2", "64.16.128.4.1", width=256, inter=128, group=128, weighted=True),
+    lambda: case("mxfp4", "swiglu", "64.16.128.4.2", "64.16.128.4.2", bias=True, long=True, twice=True),
+]
 make_quick()
-case("none", "silu", "64.16.64.4.2", "32.32.32.4.2", bias=True, twice=True)
-case("tensor", "gelu", "64.16.64.4.2", "128.16.128.4.1", weighted=True, long=True)
-case("row", "silu", "64.32.128.4.2", "64.16.256.4.1", large=2.0**-9)
-case("128x128", "silu", "128.16.128.4.2", "128.16.256.4.1", width=256, inter=160)
-case("128x128", "swiglu", "128.16.256.4.1", "64.16.256.4.1", width=384, inter=128)
-case("int4", "silu", "64.16.128.4.2", "128.16.256.4.1", bias=True)
-case("int4", "gelu", "64.16.256.4.2", "64.16.128.4.1", width=256, inter=128, group=128, weighted=True)
-case("mxfp4", "swiglu", "64.16.128.4.2", "64.16.128.4.2", bias=True, long=True, twice=True)
+for number in sys.argv[1:]:
+    CASES[int(number)]()
