@@ -73,6 +73,7 @@ def _modules() -> dict[str, dict[str, Any]]:
     members = (
         "ActivationType", "QuantType", "gemm_a8w8", "gemm_a8w8_blockscale", "gemm_a8w8_bpreshuffle", "gemm_a16w16",
     )  # fmt: skip
+    of_codes = {"gemm_afp4wfp4": ops.gemm_afp4wfp4}
     batched = {name: getattr(ops, name) for name in ("batched_gemm_bf16", "batched_gemm_a8w8")}
     return {
         "aiter": {
@@ -85,9 +86,11 @@ def _modules() -> dict[str, dict[str, Any]]:
         "aiter.ops.triton": {},
         "aiter.ops.triton.gemm_a16w16": plain,
         "aiter.ops.triton.gemm_a16w16_atomic": atomic,
+        "aiter.ops.triton.gemm_afp4wfp4": of_codes,
         **{f"aiter.ops.triton.{name}": {name: op} for name, op in batched.items()},
         "aiter.ops.triton.gemm": {},
         "aiter.ops.triton.gemm.basic": {},
         "aiter.ops.triton.gemm.basic.gemm_a16w16": plain,
         "aiter.ops.triton.gemm.basic.gemm_a16w16_atomic": atomic,
+        "aiter.ops.triton.gemm.basic.gemm_afp4wfp4": of_codes,
     }  # fmt: skip

@@ -45,6 +45,7 @@ __all__ = [
     "gemm_a16w8",
     "gemm_a16w16",
     "gemm_a16w16_atomic",
+    "gemm_afp4wfp4",
     "shuffle_weight",
     "tgemm",
     "triton_gemm_a16w16",
@@ -114,6 +115,27 @@ def triton_gemm_a16w16(
         asked = "skip_reduce" if skip_reduce else f"activation={activation!r}"
         raise GemmtunedError(f"{asked} is not done here: leave it out, and apply an activation to the result")
     return _into(y, tgemm.gemm_a16w16(x, w, bias, dtype))
+
+
+def gemm_afp4wfp4(
+    x: Tensor,
+    w: Tensor,
+    x_scales: Tensor,
+    w_scales: Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    y: Tensor | None = None,
+    config: dict[str, Any] | None = None,
+    skip_reduce: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """AITER's Triton op of this name: gemm_a4w4 without a bias, written into y where one is given.
+
+    x [M, K/2], w [N, K/2], scales [., K/32] that are not shuffled.  config, backend: taken and not used.  Raises
+    GemmtunedError as gemm_a4w4, and for skip_reduce, which asks for the parts of a split that has not happened.
+    """
+    if skip_reduce:
+        raise GemmtunedError("skip_reduce is not done here: leave it out")
+    return _into(y, gemm_a4w4(x, w, x_scales, w_scales, dtype=dtype))
 
 
 def _into(y: Tensor | None, found: Tensor) -> Tensor:

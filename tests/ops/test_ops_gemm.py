@@ -392,6 +392,9 @@ from aiter.fused_moe import fused_moe
 from aiter.ops.triton.batched_gemm_a8w8 import batched_gemm_a8w8
 from gemmtuned import ops
 assert (fused_moe, gemm_a8w8, batched_gemm_a8w8) == (ops.fused_moe, ops.gemm_a8w8, ops.batched_gemm_a8w8)
+from aiter.ops.triton.gemm_afp4wfp4 import gemm_afp4wfp4
+from aiter.ops.triton.gemm.basic.gemm_afp4wfp4 import gemm_afp4wfp4 as newer_afp4wfp4
+assert gemm_afp4wfp4 is newer_afp4wfp4 is ops.gemm_afp4wfp4
 assert batched_gemm_bf16_CK is ops.batched_gemm_bf16 and not hasattr(aiter, "batched_gemm_bf16")
 assert (ActivationType, QuantType) == (ops.ActivationType, ops.QuantType)
 x, w = torch.randn(3, 32).bfloat16(), torch.randn(16, 32).bfloat16()

@@ -219,6 +219,18 @@ def test_a4w4_is_one_operator_where_there_may_be_a_kernel(monkeypatch: pytest.Mo
     assert asked == [(dtype, [torch.uint8] * 4 + [dtype])]
 
 
+def test_aiters_triton_op_of_mxfp4_writes_into_y() -> None:
+    a, b, of_a, of_b = four(5, 64)[0], four(8, 64)[0], torch.full((5, 2), 126).byte(), torch.full((8, 2), 125).byte()
+    right, y = ops.gemm_a4w4(a, b, of_a, of_b), torch.full((5, 8), torch.nan, dtype=torch.bfloat16)
+
+    assert ops.gemm_afp4wfp4(a, b, of_a, of_b, torch.bfloat16, y, {"BLOCK_SIZE_M": 16}) is y and torch.equal(y, right)
+    assert torch.equal(ops.gemm_afp4wfp4(a, b, of_a, of_b), right)
+    with pytest.raises(GemmtunedError, match=r"y is \(8, 5\)"):
+        ops.gemm_afp4wfp4(a, b, of_a, of_b, y=y.t())
+    with pytest.raises(GemmtunedError, match="skip_reduce"):
+        ops.gemm_afp4wfp4(a, b, of_a, of_b, skip_reduce=True)
+
+
 def test_gpus_that_multiply_mxfp4_have_its_operator_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, rows in (
         ((0, 0), 0),
