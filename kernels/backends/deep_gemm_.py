@@ -18,7 +18,7 @@ BACKENDS: Final = (
         operator="deep_gemm::fp8_fp4_gemm_nt",
         arguments={
             "a": "x", "a_sf": "scale_x", "b": "w", "b_sf": "scale_w", "d": "y", "compiled_dims": "=nk",
-            "disable_ue8m0_cast": True,
+            "disable_ue8m0_cast": True, "epilogue_kind?": 0,  # none; an argument since sgl-deep-gemm 0.2.5
         },
         suits=is_deep_gemms, conditions=(COLUMNS,), contiguous=("x", "w", "scale_w"), compiles=True,
     ),

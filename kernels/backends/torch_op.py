@@ -48,8 +48,9 @@ class OperatorBackend:
     package: the distribution whose version its solutions hold for, or names that it has had: the one that is installed
     counts.  imports: modules that register the operator.  operator: `namespace::name` or `namespace::name.overload`.
     arguments: of the operator, in its order, or by the names that its schema has, whose other arguments have their
-    defaults: `x` [M, K], `w` [N, K], `b` [K, N] as torch.mm takes it, `bias` [N] or None, `y` [M, N] to write into,
-    `out_dtype` for torch's number of Y's data type; a text is `=nk`, and anything else is passed as it is.
+    defaults, and which may lack a name that ends in `?`: `x` [M, K], `w` [N, K], `b` [K, N] as torch.mm takes it,
+    `bias` [N] or None, `y` [M, N] to write into, `out_dtype` for torch's number of Y's data type; a text is `=nk`, and
+    anything else is passed as it is.
     suits: problems that it runs.  kinds: of devices.  contiguous: operands that must be, else torch runs the call;
     conditions: what else operands must meet.  order: at a tie the backend with the lower one wins.
     compiles: whether it compiles at a first call with new sizes, for which the daemon then waits ten minutes.
@@ -169,8 +170,9 @@ def _in_order(backend: str, named: Mapping[str, Argument], schema: Any) -> tuple
     """Arguments in the order of a schema (torch.FunctionSchema). Raises CandidateFailed where they do not fit it."""
     left, found = dict(named), []
     for argument in schema.arguments:
-        if argument.name in left:
-            found.append(left.pop(argument.name))
+        known = next((name for name in (argument.name, f"{argument.name}?") if name in left), None)
+        if known:
+            found.append(left.pop(known))
             continue
         if not argument.has_default_value() and not isinstance(argument.type, torch.OptionalType):
             raise CandidateFailed(f"backend {backend}: nothing is known for argument {argument.name} of {schema}")
@@ -180,6 +182,7 @@ def _in_order(backend: str, named: Mapping[str, Argument], schema: Any) -> tuple
                 f"backend {backend}: the default of argument {argument.name} of {schema} is no number"
             )
         found.append(TEXT + value if isinstance(value, str) else value)
-    if left:
-        raise CandidateFailed(f"backend {backend}: {schema} has no argument {', '.join(left)}")
+    missing = [name for name in left if not name.endswith("?")]
+    if missing:
+        raise CandidateFailed(f"backend {backend}: {schema} has no argument {', '.join(missing)}")
     return tuple(found)

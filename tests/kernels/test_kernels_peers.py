@@ -190,7 +190,14 @@ BY_NAME = partial(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "times"), [({"x": "x", "w": "w"}, 1), ({"x": "x", "w": "w", "times": 3}, 3)])
+@pytest.mark.parametrize(
+    ("given", "times"),
+    [
+        ({"x": "x", "w": "w"}, 1),
+        ({"x": "x", "w": "w", "times": 3}, 3),
+        ({"x": "x", "w": "w", "times?": 2, "epilogue?": 0}, 2),  # of names that other versions have
+    ],
+)
 def test_arguments_that_have_names_alone_are_given_by_name(given: dict[str, Any], times: int) -> None:
     library = torch.library.Library("by_name_alone", "DEF")
     library.define("product(Tensor x, Tensor w, *, int times=1) -> Tensor")

@@ -1,7 +1,7 @@
 """Stand-ins for vLLM, SGLang's kernels, DeepGEMM and FlashInfer: packages with their operators' schemas, on this CPU.
 
 Schemas and signatures as documented: vLLM 0.26 and 0.32 (csrc/torch_bindings.cpp), sglang-kernel 0.4.4,
-sgl-deep-gemm 0.2, DeepGEMM's README, docs.flashinfer.ai (flashinfer.gemm).
+sgl-deep-gemm 0.2.5, DeepGEMM's README, docs.flashinfer.ai (flashinfer.gemm).
 """
 
 from __future__ import annotations
@@ -90,12 +90,14 @@ PACKAGES: Final = {
         "deep_gemm/__init__.py": """
             from .product import *
             D = Library("deep_gemm", "FRAGMENT")
-            D.define("fp8_fp4_gemm_nt(Tensor a, Tensor a_sf, Tensor b, Tensor b_sf, Tensor(a!) d, Tensor? c=None, "
-                     "int[]? recipe=None, int[]? recipe_a=None, int[]? recipe_b=None, str compiled_dims='nk', "
-                     "bool disable_ue8m0_cast=False, float? alpha=None) -> ()")
-            def fp8_fp4_gemm_nt(a, a_sf, b, b_sf, d, c=None, recipe=None, recipe_a=None, recipe_b=None,
-                                compiled_dims="nk", disable_ue8m0_cast=False, alpha=None):
+            D.define("fp8_fp4_gemm_nt(Tensor a, Tensor a_sf, Tensor b, Tensor b_sf, Tensor(a!) d, Tensor? c, "
+                     "int[]? recipe, int[]? recipe_a, int[]? recipe_b, str compiled_dims, bool disable_ue8m0_cast, "
+                     "float? alpha, int epilogue_kind, float? epilogue_scalar, Tensor(z!)? epilogue_sfd, "
+                     "Tensor(y!)? epilogue_count) -> ()")
+            def fp8_fp4_gemm_nt(a, a_sf, b, b_sf, d, c, recipe, recipe_a, recipe_b, compiled_dims,
+                                disable_ue8m0_cast, alpha, epilogue_kind=0, *epilogue):
                 assert compiled_dims == "nk" and disable_ue8m0_cast and (c, recipe, alpha) == (None,) * 3
+                assert epilogue_kind == 0 and set(epilogue) <= {None}
                 d.copy_(product(a, b.t(), a_sf, b_sf.t()))
             D.impl("fp8_fp4_gemm_nt", fp8_fp4_gemm_nt, "CPU")
             """,
