@@ -37,8 +37,6 @@ ALONE: Final = frozenset(
         "test_daemon_cpu_wait",
         "test_daemon_devices",
         "test_daemon_processes",
-        "test_daemon_worker",
-        "test_gemmtuned_tune",
     )
 )
 
@@ -73,6 +71,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     torch.set_num_threads(1)
     server = ForkServer(Path())  # for all forks; it imports torch on the other CPU, while tests are collected
     server.begin()
+    if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # all tests: some of them compile
+        server.compiling.begin()
     session.config.stash[SERVER] = server
     session.config.add_cleanup(server.stop)
     yield

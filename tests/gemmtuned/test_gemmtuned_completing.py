@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import says
 from store_cases import NEW, open_store, problem, saw
 from typer.main import get_command
 
@@ -75,17 +76,12 @@ def test_every_command_that_takes_problems_completes_them(home: Path, name: str)
         ("untuned --run se", "serve"),
     ],
 )
-def test_bash_is_answered(home: Path, typed: str, offered: str) -> None:
+def test_bash_is_answered(home: Path, monkeypatch: pytest.MonkeyPatch, typed: str, offered: str) -> None:
     words = f"gemmtuned {typed}"
-    env = {
-        **os.environ,
-        "_GEMMTUNED_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(words.count(" ")),
-    }
-    done = subprocess.run(
-        [Path(sys.executable).with_name("gemmtuned")], env=env, capture_output=True, text=True, timeout=60
-    )
+    monkeypatch.setenv("_GEMMTUNED_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    done = says(home)
 
     assert done.stdout.split() == [offered], done.stderr
 

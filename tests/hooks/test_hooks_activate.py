@@ -277,7 +277,7 @@ def test_a_library_that_comes_late_is_taken_up_and_recompiles_nothing(home: Home
     library = library_path(tmp_path / "cache")
     assert library is not None
     library.parent.mkdir(parents=True)
-    done = home.run(
+    done = home.compiling().run(
         """
         import json, os, shutil, sys, torch, gemmtuned
         from hooked import wait_for

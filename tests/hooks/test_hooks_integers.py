@@ -29,7 +29,7 @@ PROGRAM = """
 
 def test_a_published_row_serves_both_forms_bit_for_bit(home: Home) -> None:
     publish(home.path / "configs", [published(PROBLEM, "torch_swap")], generation=1)
-    done = home.run(
+    done = home.compiling().run(
         PROGRAM
         + """
     x, w = drawn(20, 40), drawn(24, 40)

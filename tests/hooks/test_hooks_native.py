@@ -28,7 +28,7 @@ ROUTED = ("torch_swap", "torch_mv", "onednn")
 def matrix(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer) -> Any:
     """Every program under every backend, in one process."""
     folder = tmp_path_factory.mktemp("matrix")
-    home = Home(folder / "home", native_cache, fork_server)
+    home = Home(folder / "home", native_cache, fork_server.compiling)
     done = home.run(f"import runpy, sys; sys.argv = ['', {str(folder / 'said.json')!r}]; "
                     f"runpy.run_path({str(HERE / 'hook_matrix.py')!r}, run_name='__main__')",
                     AITER_TUNE_GEMM="0")  # fmt: skip
@@ -168,7 +168,7 @@ def test_a_drain_ends_where_problems_are_counted_again_faster_than_they_are_read
 
         products = torch.jit.CompilationUnit('''
         def products(x, ws: List[Tensor], ys: List[Tensor]):
-            for _ in range(50):
+            for _ in range(20):
                 for w, y in zip(ws, ys):
                     torch.mm(x, w, out=y)
         ''').products
@@ -180,7 +180,7 @@ def test_a_drain_ends_where_problems_are_counted_again_faster_than_they_are_read
             with torch.inference_mode():
                 while not stop.is_set():
                     products(x, ws, ys)
-                    made.append(50 * 400)
+                    made.append(20 * 400)
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         [t.start() for t in threads]

@@ -94,7 +94,7 @@ def test_they_are_the_same_below_a_compiler_and_where_nobody_counts(home: Home) 
     print(json.dumps(said))
     """
     )
-    assert home.run(code).said == [True, True, True]
+    assert home.compiling().run(code).said == [True, True, True]
 
 
 @pytest.mark.parametrize("m", [3, 40])

@@ -171,7 +171,7 @@ HOOKED = """
 
 
 def test_each_form_is_counted_as_a_problem_of_its_own_eager_and_compiled(home: Home) -> None:
-    done = home.run(
+    done = home.compiling().run(
         HOOKED
         + """
     call(4, rows, columns)

@@ -68,7 +68,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_ser
 
     def programs(turns: int) -> dict[str, Any]:
         def make(folder: Path) -> None:
-            home = Home(folder / "home", native_cache, fork_server)
+            home = Home(folder / "home", native_cache, fork_server.compiling)
             # The processors are others' too: a thread of OpenMP that has to wait must not spin on one of them
             env = {"AITER_TUNE_GEMM": "0", "OMP_WAIT_POLICY": "passive"}
             done = home.run(RUN, str(folder), str(turns), timeout_s=LIMIT_S, **env)

@@ -37,7 +37,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, native_cache: Any) -> Any:
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory, native_cache: Any, fork_server: Any) -> Any:
     """What the first of two ranks found in two of the programs."""
-    home = Home(tmp_path_factory.mktemp("shards") / "home", native_cache, fork_server)
+    home = Home(tmp_path_factory.mktemp("shards") / "home", native_cache, fork_server.compiling)
     return home.run_ranks(2, RUN, "fsdp", "tensor_parallel", AITER_TUNE_GEMM="0")[0].said
 
 

@@ -12,14 +12,16 @@ joined and exit functions run as always, but for those by which torch takes back
 gone at once, unless it asks for its `whole_end`: then the hook has no more time than anywhere, torch takes back its 134
 libraries of operators (0.05 s of CPU), the interpreter all modules and C++ its static objects (0.2 s).
 
-Orders come as JSON over the socket whose number is its argument, {code, args, env, whole_end}, each with four
+Orders come as JSON over the socket whose number is its first argument, {code, args, env, whole_end}, each with four
 descriptors: the program's three streams and a socket on which it answers {pid} and later {status, ended_s, delayed_s,
 cpu_s}: the monotonic clock at the end, for how long the program was ready to run while others had the CPUs, and the CPU
-time of it and of the children that it waited for.  Several processes may send orders.
+time of it and of the children that it waited for.  Several processes may send orders.  Its other arguments name modules
+that programs have imported besides.
 """
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -54,6 +56,8 @@ MOST_BYTES = 1 << 20
 
 
 def main() -> None:
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     orders = socket.socket(fileno=int(sys.argv[1]))

@@ -117,16 +117,26 @@ class ForkServer:
     """Starts programs in forks of one process that has torch imported.
 
     folder: for what programs print, its own in each process.  of: another's process is asked, which runs already.
-    used: is told the CPU seconds of each program that has ended.
+    used: is told the CPU seconds of each program that has ended.  modules: what is imported beside torch.
     """
 
     def __init__(
-        self, folder: Path, *, of: ForkServer | None = None, used: Callable[[float], None] = lambda seconds: None
-    ) -> None:
+        self, folder: Path, *, of: ForkServer | None = None, used: Callable[[float], None] = lambda seconds: None,
+        modules: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
-        self._of, self._used = of, used
+        self._of, self._used, self._modules = of, used, modules
+        self._compiling: ForkServer | None = None
+
+    @property
+    def compiling(self) -> ForkServer:
+        """One that has imported torch's compiler as well, which takes a program 1.5 s."""
+        if self._compiling is None:
+            of = None if self._of is None else self._of.compiling
+            self._compiling = ForkServer(self._folder, of=of, used=self._used, modules=("torch._dynamo",))
+        return self._compiling
 
     def begin(self) -> None:
         """Start the process; programs need not wait for torch when they come."""
@@ -172,6 +182,8 @@ class ForkServer:
 
     def stop(self) -> None:
         """End it; it has nothing to tidy up."""
+        if self._compiling is not None:
+            self._compiling.stop()
         if self._process is not None and self._orders is not None:
             self._orders.close()
             self._process.kill()
@@ -185,7 +197,7 @@ class ForkServer:
             self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             unhooked = {k: v for k, v in env.items() if not k.startswith(("GEMMTUNED_", "AITER_"))}
             unhooked |= {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}  # whatever the first program asks for
-            command = [sys.executable, "-P", str(HERE / "fork_server.py"), str(its.fileno())]
+            command = [sys.executable, "-P", str(HERE / "fork_server.py"), str(its.fileno()), *self._modules]
             self._process = subprocess.Popen(command, env=unhooked, cwd=HERE, pass_fds=(its.fileno(),))
             its.close()
         return self._orders

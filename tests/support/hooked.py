@@ -73,6 +73,10 @@ class Home:
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {**rest, "PYTHONPATH": path, **ours, **env}
 
+    def compiling(self) -> Home:
+        """The same one, for programs that call torch's compiler: they have it imported."""
+        return self if self.server is None else Home(self.path, self.cache, self.server.compiling)
+
     def start(
         self, code: str, *args: str, fresh: bool = False, whole_end: bool = False, **env: str
     ) -> Forked | subprocess.Popen[str]:
