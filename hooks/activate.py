@@ -20,7 +20,7 @@ from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, w
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.turns import Turns
 from gemmtuned.configs.unpatched import builtins, os
-from gemmtuned.hooks import dispatch, imports, phase, ranks, watch
+from gemmtuned.hooks import dispatch, ends, imports, phase, ranks, watch
 from gemmtuned.hooks.background import Fork, when_untold
 from gemmtuned.hooks.flush import never_again
 from gemmtuned.hooks.hook import Hook, close_inherited
@@ -352,6 +352,7 @@ def _after_fork() -> None:
         close_inherited(half)
     _halves.clear()  # their threads and counts are the parent's
     imports.after_fork()
+    ends.after_fork()
     say_after_fork()
     watch.after_fork()
     phase.after_fork()
@@ -366,21 +367,9 @@ def _after_fork() -> None:
             say(f"not active in this forked process: {err}")
 
 
-def _finish_in_multiprocessing_children() -> None:
-    """Flush at the end of multiprocessing's children too, which skip atexit; before other finalizers run."""
-    from multiprocessing import process, util
-
-    def register(_: object = None) -> None:
-        util.Finalize(None, _last_flush, exitpriority=100)
-
-    util.register_after_fork(sys.modules[__name__], register)
-    if process.parent_process() is not None:
-        register()
-
-
 _to_register: list[Callable[[], object]] = [  # once a process; what an exception keeps from that, the next change does
     lambda: atexit.register(_last_flush),
     lambda: when_untold(_begin_untold),
     lambda: os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork),
-    _finish_in_multiprocessing_children,
+    lambda: ends.finish_in_children(_last_flush),
 ]

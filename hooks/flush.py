@@ -46,6 +46,7 @@ BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; the next fl
 BUSY_TOLD_S: Final = 10.0  # a store that is locked for longer is reported
 BEAT_S: Final = 5.0
 MIN_FLUSH_S: Final = 0.02
+CHILD: Final = 0.4  # of an interval to the first flush of a forked child: many end early, and without a word to us
 EXIT_S: Final = 0.5  # the last flush reads counters for so long at most, and mostly takes no longer
 EXIT_BUSY_S: Final = 2.0  # its limit where other programs hold the store, or there is much to write
 _LATE: Final = f"the end of a program waits {EXIT_BUSY_S:g} s at most"
@@ -64,7 +65,7 @@ class Flusher:
     what was counted until now; an exception that ends it loses nothing.  environment: of a place (`cpu`, `cuda:0`);
     where it raises, the counts of that place are dropped.  session: a fresh snapshot for `gemmtuned status`.  tick:
     housekeeping, called before each flush.  compiled: yields (problem, kernel, place) of GEMMs that torch.compile has
-    turned into kernels since its last call.
+    turned into kernels since its last call.  is_child: of a forked process.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Flusher:
         tick: Callable[[], None],
         keep: bool,
         compiled: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
+        is_child: bool = False,
     ) -> None:
         self._settings, self._environment, self._session = settings, environment, session
         self._drain, self._set_aside = drain, set_aside
@@ -89,9 +91,8 @@ class Flusher:
         self._draining = FrameLock()  # held by a drain or a phase change; a signal handler may start a second one
         self.hurried = False  # a thread of the program is waiting for the current drain to end
         self._lock = FrameLock()  # one flush at a time: of our thread, or of a program's where ours does not run
-        self._due_s = clock.monotonic() + _pause_s(settings)
-        self._has_session = False  # our row is in the store
-        self.in_store = False  # a flush is inside SQLite, not waiting for an import
+        self._due_s = clock.monotonic() + _pause_s(settings) * (CHILD if is_child else 1.0)
+        self._has_session = self.in_store = False  # our row is there; a flush is inside SQLite, not before an import
         self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
         self.calls = self.dropped = 0
         self._write_until_s = math.inf  # when the last flush must stop writing, of clock.monotonic()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -793,6 +794,55 @@ def test_a_spawned_child_whose_program_imports_torch_first_says_nothing(home: Ho
     )  # fmt: skip
     assert done.stdout == "0\n"
     assert len(done.stderr.splitlines()) == 1 and home.calls() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fork", "forkserver"])
+def test_children_of_a_copy_of_multiprocessing_flush_at_their_end(home: Home, tmp_path: Path, how: str) -> None:
+    """`multiprocess`, which has dill for pickle, is the standard library's under another name."""
+    copy = tmp_path / "multiprocess"
+    for source in Path(multiprocessing.__file__).parent.glob("*.py"):
+        copy.mkdir(exist_ok=True)
+        (copy / source.name).write_text(re.sub(r"(?<![_\w])multiprocessing", "multiprocess", source.read_text()))
+    (tmp_path / "main.py").write_text(
+        "import torch, multiprocess\n\ndef work():\n    torch.mm(torch.ones(4, 16), torch.ones(16, 8))\n\n"
+        f"if __name__ == '__main__':\n    child = multiprocess.get_context('{how}').Process(target=work)\n"
+        "    child.start(), child.join()\n    print(child.exitcode)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py")],
+        env=home.environment(GEMMTUNED_FLUSH_S="60", PYTHONPATH=str(tmp_path)),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("0\n", "") and home.calls() == 1
+
+
+def test_a_forked_child_flushes_soon_for_the_first_time(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, torch
+        from gemmtuned.configs import clock
+        from gemmtuned.hooks import activate
+        from hooked import wait_for
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+
+        def due_in():
+            hook = activate.current()
+            wait_for(lambda: hook._parts is not None)
+            return hook.flusher.due_s() - clock.monotonic()
+
+        longest, (reads, writes) = due_in(), os.pipe()
+        if os.fork() == 0:
+            torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+            os.write(writes, str(due_in()).encode())
+            os._exit(0)
+        os.wait()
+        print(json.dumps([longest, float(os.read(reads, 99))]))
+        """,
+        GEMMTUNED_FLUSH_S="60",
+    )
+    parents, childs = done.said
+    assert 40 < parents < 73 and 10 < childs < 29
 
 
 @pytest.mark.parametrize("by", ["the file", "GEMMTUNED_NATIVE"])
