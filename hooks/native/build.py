@@ -38,6 +38,7 @@ SOURCES: Final = tuple(
     sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
 )
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
+_GLIBCXX: Final = re.compile(rb"GLIBCXX_3\.4\.(\d+)")
 MOST_BYTES: Final = 1 << 20  # of the compiler's output that are kept
 ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error in the sources is believed: the compiler may be upgraded
@@ -294,14 +295,19 @@ def _abi(torch: Path) -> str:
 def _libstdcxx() -> str:
     """The file name of the C++ library that this process has or would load: it ends with the newest GLIBCXX it knows.
 
-    Homes and their caches are shared by machines of different age.
+    Homes and their caches are shared by machines of different age.  A program that PyInstaller made has a copy under
+    the name that is asked for, so the number is looked for in it.
     """
     try:
         library = ctypes.CDLL("libstdc++.so.6")
         record = ctypes.c_void_p()
         ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record))
         name = ctypes.cast((record.value or 0) + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char_p))[0]
-        return Path(os.fsdecode(name or b"")).resolve().name
+        path = Path(os.fsdecode(name or b"")).resolve()
+        if path.name != "libstdc++.so.6":
+            return path.name
+        newest = max(map(int, _GLIBCXX.findall(path.read_bytes())), default=0)
+        return f"{path.name}.0.{newest}"
     except (OSError, AttributeError, ValueError):
         return ""
 

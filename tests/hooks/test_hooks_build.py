@@ -282,6 +282,24 @@ def test_two_builds_of_torch_with_one_version_have_two_libraries(
     assert len(names) == 5
 
 
+def test_a_frozen_program_with_its_own_copy_of_the_cpp_library_looks_for_the_same_file(tmp_path: Path) -> None:
+    """PyInstaller copies it under the name that is asked for, which does not end with its version."""
+    asks = "from gemmtuned.hooks.native import build; import ctypes; "
+    asks += "library = ctypes.CDLL('libstdc++.so.6'); print(build._libstdcxx()); print(open('/proc/self/maps').read())"
+
+    def said(**env: str) -> tuple[str, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", asks], env={**os.environ, **env}, capture_output=True, text=True, check=True
+        )
+        name, _, maps = done.stdout.partition("\n")
+        return name, next(line.split()[-1] for line in maps.splitlines() if "libstdc++" in line)
+
+    name, path = said()
+    shutil.copy(Path(path).resolve(), tmp_path / "libstdc++.so.6")
+    assert said(LD_LIBRARY_PATH=str(tmp_path)) == (name, str(tmp_path / "libstdc++.so.6"))
+    assert name.removeprefix("libstdc++.so.6.0.").isdigit()
+
+
 @pytest.mark.long
 def test_operators_of_torchs_own_use_may_take_other_arguments_in_a_later_torch(tmp_path: Path) -> None:
     torch, cxx = native_build.torch_folder(), native_build.compiler()
