@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.settings import Settings, unhooked_env
 from gemmtuned.configs.solution import Solution, cpu_device
 from gemmtuned.configs.verdicts import Verdicts
@@ -17,6 +18,7 @@ from gemmtuned.configs.verdicts import Verdicts
 log = logging.getLogger("gemmtuned.daemon")
 CHECK_S: Final = 300.0  # a spot check ends by then; most of it is importing torch
 LOOK_S: Final = 5.0
+LONGEST_S: Final = 600.0  # between two looks, where checks of what waits gave no answer
 
 
 def spot_checks(solutions: Sequence[Solution]) -> list[str]:
@@ -48,11 +50,9 @@ def check_tables(settings: Settings) -> None:
 
 
 def check_waiting(settings: Settings) -> int:
-    """Try what programs wait for; how many rows that were."""
+    """Try what programs wait for; of how many rows it is known now."""
     verdicts = Verdicts(settings.home)
-    waiting = verdicts.open()
-    _answer(verdicts, waiting)
-    return len(waiting)
+    return _answer(verdicts, verdicts.open())
 
 
 class Beside:
@@ -67,17 +67,24 @@ class Beside:
         self._done.set()
 
     def _run(self) -> None:
-        while not self._done.wait(LOOK_S):
+        verdicts, pause_s = Verdicts(self._settings.home), LOOK_S
+        while not self._done.wait(pause_s):
             try:
-                count = check_waiting(self._settings)
+                waiting = verdicts.open()
+                count = _answer(verdicts, waiting)
             except OSError as err:
                 log.warning("rows of users' tables are not tried reason=%r", str(err))
                 return
             if count:
                 log.info("tried rows of users' tables rows=%d", count)
+            pause_s = LOOK_S if count or not waiting else min(2 * pause_s, LONGEST_S)
 
 
-def _answer(verdicts: Verdicts, solutions: Sequence[Solution]) -> None:
+def _answer(verdicts: Verdicts, solutions: Sequence[Solution]) -> int:
+    """Keep what the checks say; of what they could not tell, for want of memory, say, the answer is still to come."""
+    answered = 0
     for solution, reason in zip(solutions, spot_checks(solutions) if solutions else (), strict=True):
-        if not reason.startswith(("spot check did not run", "spot check gave no answer")):
+        if not reason.startswith(("spot check did not run", "spot check gave no answer")) and not lack_in(reason):
             verdicts.answer(solution, reason)
+            answered += 1
+    return answered

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from hooked import LINEAR, Home, published, wait_for
 
+from gemmtuned.commands import spot_checking
 from gemmtuned.commands.spot_checking import check_tables, check_waiting, spot_checks
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_rows import columns_for, tuned_texts
 from gemmtuned.configs.aiter_write import write_file
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.sighting import Sighting
-from gemmtuned.configs.solution import Environment, Solution, cpu_device
+from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
+from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks.background import Background
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.selections import Selections
@@ -232,6 +235,33 @@ def test_a_spot_check_that_dies_refuses_all(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("sys.executable", "/bin/false")
 
     assert ["did not run" in reason for reason in spot_checks([published(LINEAR, "torch_swap")] * 2)] == [True, True]
+
+
+def test_a_check_that_was_short_of_memory_is_no_answer_and_is_made_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from gemmtuned.kernels.backends import BACKENDS
+    from gemmtuned.kernels.spot_check import spot_check
+
+    settings, row = Settings.from_env({"GEMMTUNED_HOME": str(home.path)}), published(LINEAR, "torch_swap")
+
+    class Greedy:
+        def prepare(self, candidate: Candidate, problem: Problem) -> Any:
+            return torch.empty(1 << 55, dtype=torch.uint8)
+
+    monkeypatch.setitem(BACKENDS, "torch_swap", Greedy())  # type: ignore[arg-type]
+    short = spot_check(row, device=torch.device("cpu"))
+    monkeypatch.undo()
+    verdicts = Verdicts(settings.home)
+    verdicts.ask([row])
+    monkeypatch.setattr(spot_checking, "spot_checks", lambda rows: [short])
+    assert "can't allocate memory" in short and check_waiting(settings) == 0
+    assert verdicts.of(row) is None and list(verdicts.open()) == [row]
+
+    monkeypatch.setattr(spot_checking, "spot_checks", lambda rows: [""])
+    assert check_waiting(settings) == 1 and verdicts.of(row) == ""
 
 
 WRONG = ("dropped_tail", "double_counted", "nan_result", "low_precision", "wrong_dtype", "wrong_shape", "raises")
