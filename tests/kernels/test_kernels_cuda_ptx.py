@@ -121,7 +121,8 @@ PRODUCTS = {
     "of a part of K": (ONCE, "i < 4; i++) mma", "i < 3; i++) mma", "far off"),
     "of different parts of K": (ONCE, "a + 2 * i, b + 2 * i", "a + 2 * i, b + 6 - 2 * i", "far off"),
     "of rows further apart": (ONCE, "0x4000004000010000", "0x4000008000010000", "shared memory from"),
-    "of rows nobody has swizzled": (ONCE, "0x4000004000010000", "0x0000004000010000", "described by"),
+    "of rows nobody has swizzled": (ONCE, "0x4000004000010000", "0x0000004000010000", "far off"),
+    "of rows swizzled by 64": (ONCE, "0x4000004000010000", "0x8000004000010000", "described by"),
     "of one group's tokens": (GROUPS, "thread / 128 * 64 * 128", "0", "far off"),
     "without a fence": (ONCE, 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', "", "without a fence"),
     "not waited for": (ONCE, 'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");', "", "far off"),
@@ -154,8 +155,8 @@ RING_FAULTS = {
     "told before": (RING, f"{LOAD}\n      {ARRIVE}", f"{ARRIVE} {LOAD}", "far off"),
 }
 AHEAD = {
-    "others multiply that block": (RING, "all_here();  // and done with that block", "", "far off"),
-    "the other group does": (GROUPS, "all_here();  // and done with that block", "", "far off"),
+    "others multiply that block": (RING, "all_here();  // and done with that step", "", "far off"),
+    "the other group does": (GROUPS, "all_here();  // and done with that step", "", "far off"),
     "barriers are not set up": (RING, "if (!ONCE) {\n    all_here();", "if (!ONCE) {", "another barrier"),
 }
 
