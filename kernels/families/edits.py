@@ -258,10 +258,10 @@ def _shared_out(values: Sequence[float], count: int, draw: random.Random, *, eve
     at_once = len(values) if everywhere else min(len(values), count)
     marked = count if everywhere else min(count, max(count // 2, at_once), _MOST_LINES * at_once)
     for turn in range(len(values) if everywhere else -(-len(values) // max(at_once, 1))):
-        marks = torch.ones(count, dtype=torch.float64)
+        marks = [1.0] * count
         for number, line in enumerate(order[:marked]):
             marks[line] = values[(number % at_once + turn * (1 if everywhere else at_once)) % len(values)]
-        yield marks
+        yield torch.tensor(marks, dtype=torch.float64)
 
 
 def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], object]], every_second: int | None) -> None:

@@ -107,8 +107,8 @@ def steps(*of: tuple[str | int, ...]) -> list[Any]:
 @pytest.mark.parametrize(
     ("outer", "inner", "step"),
     steps(
-        ("reload", "newer", 23, 11), ("status", "disable", 29, 13), ("cycle", "cycle", 61, 29),
-        ("reload", "disable", 67, 31),
+        ("reload", "newer", 43, 11), ("status", "disable", 53, 13), ("cycle", "cycle", 113, 29),
+        ("reload", "disable", 127, 31),
     ),
 )  # fmt: skip
 def test_a_call_that_interrupts_another_is_obeyed_and_leaves_the_newest_in_use(
@@ -230,8 +230,8 @@ print(json.dumps([events, wrong[:9]]))
 @pytest.mark.parametrize(
     ("outer", "step"),
     steps(
-        ("disable", 23, 11), ("enable", 211, 101), ("exit", 23, 11), ("fork", 11, 5), ("reload", 23, 11),
-        ("phase", 29, 13),
+        ("disable", 43, 11), ("enable", 401, 101), ("exit", 43, 11), ("fork", 21, 5), ("reload", 43, 11),
+        ("phase", 53, 13),
     ),
 )  # fmt: skip
 def test_what_an_exception_cuts_off_holds_up_nothing_and_loses_nothing(home: Home, outer: str, step: int) -> None:
