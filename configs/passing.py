@@ -24,7 +24,8 @@ _LACKS: Final = (
      r"|exit (status|code) (137|143|-9|-15)\b|cannot be killed: it is stuck"),
     ("a compiler", r"\b(nvcc|ninja|ptxas|cicc|gcc|g\+\+|cc|c\+\+|clang|clang\+\+): (command )?not found"
      r"|no such file or directory: '([^']*/)?(nvcc|ninja|ptxas|cicc|gcc|g\+\+|cc|c\+\+|clang|clang\+\+)'"
-     r"|could not find (nvcc|cuda)|nvcc (was )?not found|CUDA_HOME environment variable is not set"
+     r"|(could not|cannot|failed to|unable to) find (the )?(nvcc|cuda)|nvcc (was )?not found"
+     r"|CUDA_HOME environment variable is not set"
      r"|failed to find C compiler|ninja is required to load|cannot find ptxas"),
 )  # fmt: skip
 _WORDS: Final = tuple((what, re.compile(f"short of {what}|{words}", re.IGNORECASE)) for what, words in _LACKS)

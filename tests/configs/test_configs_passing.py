@@ -53,6 +53,8 @@ def wrapped(inner: BaseException) -> RuntimeError:
         (RuntimeError("/bin/sh: 1: nvcc: not found"), "a compiler"),
         (OSError("CUDA_HOME environment variable is not set. Please set it to your CUDA install root."), "a compiler"),
         (RuntimeError("Failed to find C compiler. Please specify via CC environment variable"), "a compiler"),
+        (RuntimeError("Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"), "a compiler"),
+        (AssertionError("Failed to find NVCC"), "a compiler"),
         (RuntimeError("Ninja is required to load C++ extensions (pip install ninja to get it)"), "a compiler"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), ""),
         (RuntimeError("no kernel image is available for execution on the device"), ""),
