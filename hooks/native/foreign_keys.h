@@ -32,6 +32,24 @@ inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tenso
 
 constexpr uint8_t kInt4 = 40, kE8m0 = 44, kFp4 = 45;  // DTYPES of configs/problem.py
 
+// The sizes of a product into a new key; false where they are no product's.
+inline bool set_sizes(Problem& p, int64_t m, int64_t n, int64_t k) {
+  if (std::min({m, n, k}) < 1 || std::max({m, n, k}) > INT32_MAX) return false;
+  p = Problem{};
+  p.batch = 1, p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n), p.k = static_cast<uint32_t>(k);
+  return true;
+}
+
+// What the key of a product says that does not hang on its scales: how X and b [K, N] lie, and what is asked of it.
+template <class Device>
+void set_rest(Problem& p, const Tensor& x, const Tensor& b, at::ScalarType out, bool bias) {
+  p.out_dtype = static_cast<uint8_t>(out);
+  p.layout = static_cast<uint8_t>(side(x, false) * 3 + side(b, true));
+  if (bias) p.flags |= BIAS;
+  if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
+  Device::describe(p, x);
+}
+
 // The key of a product of two operands of MXFP4 as torch takes them: x [M, K / 2] and b [K / 2, N] of bytes that hold two
 // numbers each, and bytes that are their scales, [M, K / 32] and of_b [K / 32, N]. False where we have no name for it.
 template <class Device>
@@ -40,19 +58,14 @@ bool describe_pairs(Problem& p, const Tensor& x, const Tensor& b, const Tensor& 
   const int64_t m = x.size(0), k = 2 * x.size(1), n = b.size(1);
   for (const Tensor* t : {&x, &b, &of_x, &of_b})
     if (t->scalar_type() != at::kByte || t->device() != x.device()) return false;
-  if (2 * b.size(0) != k || std::min({m, n, k}) < 1 || std::max({m, n, k}) > INT32_MAX || k % 32) return false;
+  if (2 * b.size(0) != k || k % 32 || !set_sizes(p, m, n, k)) return false;
   const auto is = [k](const Tensor& s, int64_t rows) { return s.size(0) == rows && s.size(1) == k / 32; };
   if (!is(of_x, m) || !is(of_b.t(), n)) return false;
-  p = Problem{};
-  p.batch = 1, p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n), p.k = static_cast<uint32_t>(k);
-  p.family = SCALED, p.dtype = p.wdtype = kFp4, p.out_dtype = static_cast<uint8_t>(out);
+  p.family = SCALED, p.dtype = p.wdtype = kFp4;
   p.scale = p.wscale = BY_1X32, p.scale_dtype = p.wscale_dtype = kE8m0;
   p.scale_layout = of_x.is_contiguous() ? SCALES_BY_ROW : SCALES_OTHERWISE;
   p.wscale_layout = turned_is_contiguous(of_b) ? SCALES_BY_ROW : SCALES_OTHERWISE;
-  p.layout = static_cast<uint8_t>(side(x, false) * 3 + side(b, true));
-  if (bias) p.flags |= BIAS;
-  if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
-  Device::describe(p, x);
+  set_rest<Device>(p, x, b, out, bias);
   return true;
 }
 
@@ -64,11 +77,9 @@ bool describe_weight_only(Problem& p, const Tensor& x, const Tensor& b, const Te
                           bool bias) {
   const bool two_a_byte = b.scalar_type() == at::kByte, powers = of_b.scalar_type() == at::kByte;
   const int64_t m = x.size(0), k = x.size(1), n = b.size(1), rows = of_b.size(1), columns = of_b.size(0);
-  if (b.size(0) * (two_a_byte ? 2 : 1) != k || std::min({m, n, k, rows, columns}) < 1) return false;
-  if (std::max({m, n, k}) > INT32_MAX || x.device() != b.device() || x.device() != of_b.device()) return false;
-  p = Problem{};
-  p.batch = 1, p.m = static_cast<uint32_t>(m), p.n = static_cast<uint32_t>(n), p.k = static_cast<uint32_t>(k);
-  p.family = WEIGHT_ONLY, p.dtype = static_cast<uint8_t>(x.scalar_type()), p.out_dtype = static_cast<uint8_t>(out);
+  if (b.size(0) * (two_a_byte ? 2 : 1) != k || std::min(rows, columns) < 1 || !set_sizes(p, m, n, k)) return false;
+  if (x.device() != b.device() || x.device() != of_b.device()) return false;
+  p.family = WEIGHT_ONLY, p.dtype = static_cast<uint8_t>(x.scalar_type());
   p.wdtype = !two_a_byte ? static_cast<uint8_t>(b.scalar_type()) : powers ? kFp4 : kInt4;
   p.wscale_dtype = powers ? kE8m0 : static_cast<uint8_t>(of_b.scalar_type());
   if (two_a_byte) {
@@ -80,10 +91,7 @@ bool describe_weight_only(Problem& p, const Tensor& x, const Tensor& b, const Te
   }
   if (p.wscale == UNSCALED) return false;
   p.wscale_layout = turned_is_contiguous(of_b) ? SCALES_BY_ROW : SCALES_OTHERWISE;
-  p.layout = static_cast<uint8_t>(side(x, false) * 3 + side(b, true));
-  if (bias) p.flags |= BIAS;
-  if (at::globalContext().deterministicAlgorithms()) p.flags |= DETERMINISTIC;
-  Device::describe(p, x);
+  set_rest<Device>(p, x, b, out, bias);
   return true;
 }
 

@@ -24,7 +24,8 @@ from gemmtuned.kernels.dtypes import torch_dtype
 from gemmtuned.kernels.families import quantised
 from gemmtuned.kernels.families.base import Family, normal
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
-from gemmtuned.kernels.families.quantised import APART, INTEGERS
+from gemmtuned.kernels.families.quantised import INTEGERS
+from gemmtuned.kernels.families.weight_only import WeightOnly
 
 _KIND: Final = "1x32"
 _TAIL: Final = 6  # of powers of two by which the last scales of `tail` are larger
@@ -32,7 +33,7 @@ _OUTLIERS: Final = 0.01  # of X's scales
 _TYPE: Final = "mxfp4"  # as `dequantised` calls it
 
 
-class Mxfp4(Family):
+class Mxfp4(WeightOnly):
     """What is different where both operands hold 4 bits."""
 
     __slots__ = ()
@@ -51,18 +52,6 @@ class Mxfp4(Family):
             yield Problem(
                 family=self.name, m=1, n=1, k=32, dtype=MXFP4[0], wdtype=MXFP4[1], out_dtype=out, scale=_KIND
             ).operands
-
-    def kinds(self, problem: Problem) -> tuple[str, ...]:
-        """As Family.kinds."""
-        return ("randn", "tail", "outliers", APART, INTEGERS)
-
-    def is_exact(self, kind: str) -> bool:
-        """As Family.is_exact."""
-        return kind == INTEGERS
-
-    def weights_of(self, kind: str) -> str:
-        """As Family.weights_of."""
-        return kind if kind in (APART, INTEGERS) else "randn"
 
     def lay(self, problem: Problem, operand: Operand, values: Tensor, *, pad: int = 0) -> tuple[Tensor, Tensor]:
         """As Family.lay. Scales lie by rows of X and of W without gaps."""
