@@ -58,6 +58,9 @@ TRIED: Final = {
     "_C::onednn_mm": _REAL,
     "_C::cutlass_scaled_mm": "a stand-in, in a CUDA graph on an H200 (`test_gpu_recapture.py`)",
     "gemmtuned::int8_scaled_mm": "on an H200 (`test_gpu_int8.py`)",
+    "gemmtuned::int8_scaled_mm_zero": "on an H200 (`test_gpu_int8.py`)",
+    "gemmtuned::shuffled_scaled_mm": "on an H200 (`test_gpu_int8.py`)",
+    "gemmtuned::mxfp4_mm": "on an H200, decoded (`test_gpu_mxfp4.py`)",
     "gemmtuned::block_scaled_mm": "on an H200 (`test_gpu_blocks.py`)",
     "gemmtuned::weight_only_mm": "on an H200 (`test_gpu_weight_only.py`)",
 }
