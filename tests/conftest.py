@@ -31,14 +31,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SOAK_S: Final = 3600
 MOST_WITHOUT_COMPILER: Final = 1000  # tests; with more of them each fork would import torch's, for 2.5 s of CPU time
 SERVER: Final = pytest.StashKey[ForkServer]()  # of programs in forks, which all forks of pytest ask
-# Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side
-ALONE: Final = frozenset(
-    (
-        "test_daemon_cpu_wait",
-        "test_daemon_devices",
-        "test_daemon_processes",
-    )
-)
+# Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side,
+# as it does with single tests that have the marker `alone`
+ALONE: Final = frozenset(("test_daemon_cpu_wait", "test_daemon_devices"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
