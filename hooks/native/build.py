@@ -38,7 +38,7 @@ SOURCES: Final = tuple(
     sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
 )
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
-_GLIBCXX: Final = re.compile(rb"GLIBCXX_3\.4\.(\d+)")
+_GLIBCXX: Final = rb"GLIBCXX_3\.4\.(\d+)"  # compiled where a library is built, not by each program that starts
 MOST_BYTES: Final = 1 << 20  # of the compiler's output that are kept
 ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error in the sources is believed: the compiler may be upgraded
@@ -306,7 +306,7 @@ def _libstdcxx() -> str:
         path = Path(os.fsdecode(name or b"")).resolve()
         if path.name != "libstdc++.so.6":
             return path.name
-        newest = max(map(int, _GLIBCXX.findall(path.read_bytes())), default=0)
+        newest = max(map(int, re.findall(_GLIBCXX, path.read_bytes())), default=0)
         return f"{path.name}.0.{newest}"
     except (OSError, AttributeError, ValueError):
         return ""
