@@ -16,6 +16,7 @@ PAIRS: Final = ("mxfp4", "int4")  # quantisations with two numbers per byte
 _POWERS: Final = "e8m0"  # of a table: scales, a byte b stands for 2^(b - 127)
 BLOCK: Final = 128
 _kept: Final[dict[tuple[str, torch.dtype, torch.device], Tensor]] = {}  # a few KB for each device
+_PLAIN: Final = (Tensor, torch.nn.Parameter)
 _FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
@@ -51,8 +52,11 @@ def _times(w: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _of_pairs(w: Tensor, scale: Tensor, quant: str, dtype: torch.dtype, exact: torch.dtype) -> Tensor:
-    """By a table of bytes, in passes over half as many; a compiler makes one pass of arithmetic, and has no table."""
-    if torch.compiler.is_compiling():
+    """By a table of bytes, in passes over half as many; a compiler makes one pass of arithmetic, and has no table.
+
+    Nor have subclasses of Tensor: a FakeTensor, say, is no index into a table that is none.
+    """
+    if torch.compiler.is_compiling() or type(w) not in _PLAIN or type(scale) not in _PLAIN:
         factors = _of_e8m0(scale) if quant == "mxfp4" else scale
         values = _of_codes(torch.stack([w & 15, w >> 4], -1).flatten(-2).long(), quant).to(exact)
         group = values.shape[1] // max(1, scale.shape[1])
@@ -93,7 +97,8 @@ def _kept_table(quant: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     if (table := _kept.get(key)) is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return _table(quant, dtype, device)
-        table = _kept[key] = _table(quant, dtype, torch.device("cpu")).to(device)
+        with torch.inference_mode(False):  # else what is made there is refused by who takes derivatives
+            table = _kept[key] = _table(quant, dtype, torch.device("cpu")).to(device)
     return table
 
 
@@ -115,5 +120,5 @@ def _of_e8m0(scale: Tensor) -> Tensor:
     if torch._C._get_tracing_state() is not None:  # torch.jit cannot trace a view of another type
         powers = torch.exp2(codes.double() - 127).float()
     else:
-        powers = torch.where(codes == 0, 0x00400000, codes << 23).view(torch.float32)
-    return torch.where(codes == 255, torch.nan, powers)
+        powers = (codes << 23).masked_fill(codes == 0, 0x00400000).view(torch.float32)
+    return powers.masked_fill(codes == 255, torch.nan)

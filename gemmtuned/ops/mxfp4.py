@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import MAX_DIM
 from gemmtuned.configs.tunable import WEIGHT_ONLY_ROWS
 from gemmtuned.hooks import activate
@@ -28,6 +29,17 @@ _RESULTS: Final = (torch.bfloat16, torch.float16)
 
 
 def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:
+    """Raises GemmtunedError where torch would compute something else of such operands: bytes of scales have no type."""
+    given = (a, b, a_scales, b_scales)
+    rows, pairs = (a.shape[0], b.shape[0]) if a.dim() and b.dim() else (-1, -1), a.shape[-1] if a.dim() else 0
+    shapes = [(m, each) for each in (pairs, pairs // 16) for m in rows]
+    right = all(t.dtype == torch.uint8 and t.shape == shape for t, shape in zip(given, shapes, strict=True))
+    if not right or pairs % 16 or out.shape != rows or not out.is_floating_point():
+        said = ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in (*given, out))
+        raise GemmtunedError(
+            f"gemmtuned::mxfp4_mm: a, b, their scales and out are {said}, expected bytes [M, K/2], [N, K/2], [M, K/32] "
+            "and [N, K/32], and floats [M, N]"
+        )
     out.copy_(stock_product(a, b, a_scales, b_scales, bias, out.dtype))
 
 

@@ -84,8 +84,19 @@ def test_what_a_tracer_has_seen_is_not_kept_for_others() -> None:
     traced = make_fx(lambda c, s: dequantised(c, s, "int4", torch.float16))(codes, scale)
     each = torch.vmap(lambda c, s: dequantised(c, s, "int4", torch.float16))(codes[None], scale[None])
     found = dequantised(codes, scale, "int4", torch.float16)
-    assert fake.shape == found.shape and type(found) is Tensor and len(dequantise._kept) == 1
+    beside = dequantised(mode.from_tensor(codes), mode.from_tensor(scale), "int4", torch.float16)
+    powers = dequantised(mode.from_tensor(codes), mode.from_tensor(ALL_BYTES[:16].view(4, 4)), "mxfp4", torch.float16)
+    assert fake.shape == beside.shape == powers.shape == found.shape and type(beside) is type(powers) is type(fake)
+    assert type(found) is Tensor and len(dequantise._kept) == 1
     assert torch.equal(traced(codes, scale), found) and torch.equal(each[0], found)
+
+
+def test_tables_that_are_made_in_inference_mode_are_no_tensors_of_it() -> None:
+    codes, scale = ALL_BYTES.view(4, 64).to("meta"), torch.rand(4, 4).to("meta")
+    dequantise._kept.clear()
+    with torch.inference_mode():
+        dequantised(codes, scale, "int4", torch.float16)
+    assert [table.is_inference() for table in dequantise._kept.values()] == [False]
 
 
 def test_scales_have_derivatives_and_empty_weights_a_shape() -> None:

@@ -219,6 +219,23 @@ def test_a4w4_is_one_operator_where_there_may_be_a_kernel(monkeypatch: pytest.Mo
     assert asked == [(dtype, [torch.uint8] * 4 + [dtype])]
 
 
+def test_the_operator_of_mxfp4_refuses_what_it_would_read_as_something_else() -> None:
+    def call(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, out: Tensor) -> None:
+        torch.ops.gemmtuned.mxfp4_mm(out, a, b, of_a, of_b, None)
+
+    a, b, of_a, of_b = four(1, 64)[0], four(8, 64)[0], torch.full((1, 2), 126).byte(), torch.full((8, 2), 126).byte()
+    out = torch.empty(1, 8)
+    call(a, b, of_a, of_b, out)
+    wide = four(8, 128)[0]
+    for wrong in (
+        (a, b, of_a.view(torch.float8_e8m0fnu), of_b, out), (a, b, of_a, torch.ones(8, 2), out),
+        (a, b, of_a, of_b, torch.empty(5, 8)), (a, b, of_a, of_b, torch.empty(1, 8, dtype=torch.int32)),
+        (a.view(torch.int8), b, of_a, of_b, out), (wide[:1], wide, of_a, of_b, out), (a[0], b, of_a, of_b, out),
+    ):  # fmt: skip
+        with pytest.raises(GemmtunedError, match="mxfp4_mm: a, b, their scales and out are"):
+            call(*wrong)
+
+
 def test_aiters_triton_op_of_mxfp4_writes_into_y() -> None:
     a, b, of_a, of_b = four(5, 64)[0], four(8, 64)[0], torch.full((5, 2), 126).byte(), torch.full((8, 2), 125).byte()
     right, y = ops.gemm_a4w4(a, b, of_a, of_b), torch.full((5, 8), torch.nan, dtype=torch.bfloat16)
