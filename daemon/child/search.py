@@ -150,7 +150,7 @@ class _Contest:
 
     def run(self) -> Entrant | None:
         """The winner; None when the default is best."""
-        self._trials.lacking()
+        self._trials.lacking(self._options.asks_for)
         default = self._default_kernels()
         offered = self._compiled(list(self._offers.at(self.main)))
         self._arms = Arms(self.main, default, self._device, self._clock)

@@ -34,11 +34,14 @@ class Trials:
         self.emit(Trial(self.problem, candidate, "start", None, None, "ok", note, started))
         return started
 
-    def lacking(self) -> None:
-        """Report backends of other packages that run the problem, and whose import fell short of something passing."""
+    def lacking(self, is_asked_for: Callable[[str], bool] = lambda backend: True) -> None:
+        """Report backends of other packages that run the problem, and whose import fell short of something passing.
+
+        is_asked_for: whether the search would try candidates of this backend.
+        """
         for name, why in tuple(GUESTS.lacking.items()):
             suits = getattr(BACKENDS.get(name), "suits", None)
-            if suits is not None and GUESTS.ask(name, f"backend {name}", "", partial(suits, self.problem), False):
+            if suits is not None and is_asked_for(name) and GUESTS.ask(name, f"backend {name}", "", partial(suits, self.problem), False):
                 self.report(Candidate(name), "screen", "refused", now_us(), note=why)
 
     def racing(self, candidate: Candidate) -> None:

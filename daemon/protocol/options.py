@@ -67,6 +67,11 @@ class SearchOptions:
         left_out = self.backends is not None or self.only is not None or bool(self.space) or self.first is not None
         return left_out or self.min_gain > DEFAULTS.min_gain
 
+    def asks_for(self, backend: str) -> bool:
+        """Whether any candidate of this backend may be tried."""
+        named = self.only is None or any(candidate.backend == backend for candidate in self.only)
+        return named and (self.backends is None or backend in self.backends)
+
     def allows(self, candidate: Candidate) -> bool:
         """Whether this candidate may be tried; the default always is."""
         if candidate.backend == DEFAULT_BACKEND:

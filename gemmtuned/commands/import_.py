@@ -23,7 +23,7 @@ from gemmtuned.configs.manifest import MANIFEST, check_owner
 from gemmtuned.configs.problem import Problem, as_by_default
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES, Environment, Solution, cpu_device
-from gemmtuned.configs.tunable import PACKED, can_tune
+from gemmtuned.configs.tunable import can_tune, is_mxfp4
 from gemmtuned.reports.render import Column, Report, Table, complain, count, several, show
 
 MOST_REASONS: Final = 5  # in the text form
@@ -299,8 +299,11 @@ def _use(found: Sequence[Imported], here: Settings) -> tuple[int, dict[str, int]
 
 
 def _is_called(problem: Problem, environment: Environment) -> bool:
-    """On CPUs operands of 4 bits are turned into 16-bit floats, and what programs call is a dense product of those."""
-    of_codes = problem.family == "weight_only" or problem.wdtype in PACKED
+    """On CPUs operands of 4 bits are turned into 16-bit floats, and what programs call is a dense product of those.
+
+    A mixture of experts with such weights is a call of its own there, too.
+    """
+    of_codes = problem.family == "weight_only" or is_mxfp4(problem)
     return environment.device.kind != "cpu" or not of_codes
 
 

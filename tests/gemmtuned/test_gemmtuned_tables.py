@@ -241,6 +241,19 @@ def test_an_untuned_list_is_queued_where_programs_were_seen_and_call_such_produc
     assert sum(row["wdtype"] == "fp4_e2m1" for row in gpu) == sum(row["wdtype"] == "fp4_e2m1" for row in rows) == 194
 
 
+def test_mixtures_with_weights_of_4_bits_are_queued_for_cpus_that_call_them(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "untuned_fmoe.csv"
+    table.write_text(
+        "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1\n"
+        "16,256,256,4,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0\n"
+    )
+
+    code, said = run("import", str(table), "--threads", "1")
+
+    (row,) = queries.untuned(tmp_path / "home/tune.db")
+    assert (code, said["queued"], row["wdtype"], row["family"]) == (0, 1, "fp4_e2m1", "moe")
+
+
 def test_seeds_of_libraries_that_are_not_here_are_shown_by_explain(run: Run) -> None:
     run("import", str(DATA / "configs/bf16_tuned_gemm.csv"))
 

@@ -17,6 +17,7 @@ from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
 from gemmtuned.daemon.child.trials import Trials
+from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.daemon.protocol.wire import MAY_COMPILE, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
@@ -279,7 +280,10 @@ def test_a_package_whose_import_meets_a_full_disk_is_no_candidate_that_lost(
     assert backend.stamps(cpu_device()) == {}
     for problem in ("fp32:8x16x24,threads=1", "bf16:8x16x24,threads=1"):
         Trials(Problem.parse(problem), told.append).lacking()
+    for asked in (SearchOptions(backends=("torch",)), SearchOptions(only=(Candidate("torch"),))):
+        Trials(Problem.parse("fp32:8x16x24,threads=1"), told.append).lacking(asked.asks_for)
     (trial,) = told
+    assert SearchOptions(only=(trial.candidate,)).asks_for(backend.name)
     assert trial.candidate == Candidate(backend.name) and lack_in(trial.note) == "disk"
     monkeypatch.setitem(BACKENDS, backend.name, replace(backend, suits=lambda problem: 1 / 0 > 1))
     Trials(Problem.parse(problem), told.append).lacking()  # what is broken costs its own part
