@@ -61,6 +61,15 @@ WHERE s.recheck = 'asked' AND s.retired_generation IS NULL AND s.state != 'pinne
         WHERE w.problem_id = s.problem_id AND w.covers = s.covers AND w.state = 'failed'
             AND (e.key = :environment OR (:environment IS NULL AND e.id = s.environment_id)))
 """  # noqa: S608
+# t: a trial that could not be made, and none of this candidate's after it could
+_LACKING: Final = """
+t.outcome IN ('oom', 'hindered')
+    AND (t.stamp = '' OR (t.backend || ' ' || t.stamp) IN (SELECT value FROM json_each(:stamps)))
+    AND NOT EXISTS (
+        SELECT 1 FROM trial l WHERE l.problem_id = t.problem_id AND l.environment_id = t.environment_id
+            AND l.mode = t.mode AND l.backend = t.backend AND l.config = t.config
+            AND l.started_us > t.started_us AND l.outcome NOT IN ('oom', 'hindered'))
+"""
 _SAMPLE: Final = f"""
 UPDATE solution SET recheck = 'drift' WHERE id IN (
     SELECT s.id FROM solution s
@@ -68,7 +77,7 @@ UPDATE solution SET recheck = 'drift' WHERE id IN (
         OR s.state = 'default_best' AND s.published_us < :day AND EXISTS (
             SELECT 1 FROM trial t JOIN problem q ON q.id = t.problem_id JOIN problem p ON p.id = s.problem_id
             WHERE q.rest = p.rest AND p.m = CASE s.covers WHEN 'exact' THEN q.m ELSE q.m_fine END
-                AND t.environment_id = s.environment_id AND t.outcome IN ('oom', 'hindered')))
+                AND t.environment_id = s.environment_id AND {_LACKING}))
     ORDER BY s.state = 'published', s.published_us LIMIT 1)
 """  # noqa: S608
 _SERVED: Final = """

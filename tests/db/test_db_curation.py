@@ -197,6 +197,28 @@ def test_a_verdict_for_torch_is_raced_again_after_a_day_if_candidates_could_not_
     assert store.recheck.is_served(replace(again, problem=TWO))
 
 
+@pytest.mark.parametrize("then", ["tried since", "of another version"])
+def test_a_verdict_for_torch_is_not_raced_again_for_a_candidate_that_could_be_tried_since(
+    store: Store, then: str
+) -> None:
+    work = lease(store, "a:1", now_s=T)
+
+    def tried(phase: str, outcome: str, at_us: int) -> None:
+        store.trials.add(
+            work, ONE, Candidate("onednn"), phase=phase, us=None, err=None, outcome=outcome, note="", started_us=at_us
+        )
+
+    tried("verify", "oom", 1)
+    here = NEW
+    if then == "tried since":
+        tried("screen", "slower", 2)
+    else:
+        here = type(NEW)(NEW.device, {**NEW.stamps, "onednn": "another"})
+    best = found(ONE, backend="torch", us=10.0, state="default_best", gain_low=1.0)
+    store.solutions.install(None, [best], environment=NEW, now_s=T)
+    assert store.recheck.mark_sample(here, before_s=T - 7 * DAY, now_s=T + 2 * DAY) == 0
+
+
 @pytest.mark.parametrize(
     ("others", "again", "waits"), [(0.7, True, True), (0.7, False, False), (0.1, True, False), (None, True, False)]
 )
