@@ -35,11 +35,10 @@ def after_fork() -> None:
     """In a forked child, before a copy of multiprocessing clears its list and asks who wants to be in it."""
     for name in _COPIES if _flush else ():
         util, process = sys.modules.get(f"{name}.util"), sys.modules.get(f"{name}.process")
-        if name in _registered or not all(hasattr(util, one) for one in _OF_A_COPY):
-            continue
-        _registered.add(name)
-        with suppress(Exception):  # other people's code, or other code of this name
-            _finish_in(util, process)
+        with suppress(Exception):  # other people's code, or other code of this name, which may be imported when asked
+            if name not in _registered and all(hasattr(util, one) for one in _OF_A_COPY):
+                _registered.add(name)
+                _finish_in(util, process)
 
 
 def _finish_in(util: Any, process: Any) -> None:

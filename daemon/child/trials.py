@@ -39,9 +39,9 @@ class Trials:
 
         is_asked_for: whether the search would try candidates of this backend.
         """
-        for name, why in tuple(GUESTS.lacking.items()):
+        for name, why in filter(lambda one: is_asked_for(one[0]), tuple(GUESTS.lacking.items())):
             suits = getattr(BACKENDS.get(name), "suits", None)
-            if suits is not None and is_asked_for(name) and GUESTS.ask(name, f"backend {name}", "", partial(suits, self.problem), False):
+            if suits is not None and GUESTS.ask(name, f"backend {name}", "", partial(suits, self.problem), False):
                 self.report(Candidate(name), "screen", "refused", now_us(), note=why)
 
     def racing(self, candidate: Candidate) -> None:

@@ -817,6 +817,27 @@ def test_children_of_a_copy_of_multiprocessing_flush_at_their_end(home: Home, tm
     assert (done.stdout, done.stderr) == ("0\n", "") and home.calls() == 1
 
 
+def test_a_module_of_that_name_that_fails_when_it_is_asked_costs_a_child_nothing(home: Home) -> None:
+    done = home.run(
+        """
+        import json, os, sys, types, torch
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+
+        class Lazy(types.ModuleType):
+            def __getattr__(self, name):
+                raise RuntimeError("not here")
+
+        sys.modules["multiprocess.util"] = Lazy("multiprocess.util")
+        sys.modules["multiprocess.process"] = types.ModuleType("multiprocess.process")
+        if os.fork() == 0:
+            torch.mm(torch.ones(4, 16), torch.ones(16, 24))
+            sys.exit()
+        print(json.dumps(os.waitstatus_to_exitcode(os.wait()[1])))
+        """
+    )
+    assert (done.said, done.err) == (0, "") and sorted(home.counts().values()) == [1, 1]
+
+
 def test_a_forked_child_flushes_soon_for_the_first_time(home: Home) -> None:
     done = home.run(
         """
