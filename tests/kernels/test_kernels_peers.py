@@ -17,8 +17,8 @@ from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
 from gemmtuned.daemon.child.trials import Trials
-from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.child.verify import verify
+from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.protocol.wire import MAY_COMPILE, Trial
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
