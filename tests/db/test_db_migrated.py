@@ -333,6 +333,15 @@ def test_a_new_file_is_what_all_steps_leave() -> None:
     assert held[0] == held[1]
 
 
+def test_each_of_our_tables_is_looked_at() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
+        migrations.apply(conn)
+        made = [name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()]
+    ours = sorted(name for name in made if not name.startswith(("sqlite_", "_sqlite_")))
+    for _ in range(2):  # what was made for the first answer serves the second
+        assert sorted(migrations.tables()) == ours and len(ours) > 20
+
+
 def test_a_database_that_knows_steps_by_their_old_names_runs_none_twice(tmp_path: Path) -> None:
     """Two steps had the number 0015 for a while, so they and the one after them have new names."""
     path = tmp_path / "tune.db"
