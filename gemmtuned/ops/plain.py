@@ -64,17 +64,24 @@ def has_few_rows(rows: int, most: int) -> bool:
 
     The answer becomes a condition of compiled code.  A program that has said for which sizes its code is (torch.export,
     torch._dynamo.mark_dynamic with bounds) would fail by it: there only a size that is known at once counts, and in
-    exported code, which runs without us, none.
+    exported code, which runs without us, none.  Nor does one inside of torch.func's transforms, which the compiler
+    takes apart: our operators have no rules for them.
     """
     if not torch.compiler.is_compiling():
         return rows <= most
-    if is_exporting():
+    if is_exporting() or _is_transformed():
         return False
     if not _has_bounds():
         return rows <= most
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # brings sympy, which a compiler has loaded
 
     return statically_known_true(rows <= most)
+
+
+@asked_once
+def _is_transformed() -> bool:
+    """Whether what is being compiled is inside of vmap, grad or their like at this place."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 @asked_once

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gemmtuned import ops
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.hooks import activate
 
 E4M3 = torch.float8_e4m3fn
 RANDOM = torch.Generator().manual_seed(7)
@@ -111,6 +112,18 @@ def test_a_bias_of_fp32_gives_the_same_bits_compiled() -> None:
     compiled = torch.compile(ops.gemm_a8w8, backend="aot_eager", fullgraph=True)
     of_x, of_w = torch.rand(4, 1, generator=RANDOM), torch.rand(1, 32, generator=RANDOM)
     assert torch.equal(compiled(X8, W8, of_x, of_w, bias), ops.gemm_a8w8(X8, W8, of_x, of_w, bias))
+
+
+def test_compiled_code_that_maps_a_call_over_rows_has_none_of_our_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no rules for vmap: with the hook on such a program would end with an error."""
+    monkeypatch.setattr(activate, "is_active", lambda: True)
+    of_x, of_w = torch.rand(4, 1, generator=RANDOM), torch.rand(1, 32, generator=RANDOM)
+
+    def each(x: Tensor, scale: Tensor) -> Tensor:
+        return torch.func.vmap(lambda x, scale: ops.gemm_a8w8(x[None], W8, scale[None], of_w)[0])(x, scale)
+
+    found = torch.compile(each, backend="aot_eager", fullgraph=True)(X8, of_x)
+    assert torch.equal(found, ops.gemm_a8w8(X8, W8, of_x, of_w))
 
 
 def test_scales_of_known_sizes_fit_weights_of_sizes_that_a_compiler_does_not_know() -> None:
