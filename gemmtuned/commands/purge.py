@@ -21,7 +21,7 @@ from gemmtuned.reports.render import Column, Report, Table, several, show, size
 # What lies in a home: the rest there, backups among it, is somebody's own
 _OURS: Final = (
     "configs", "bin", "locks", "probation", "checked", "ingest", "fleet", "fleet-host", "daemon.json", "daemon.sock",
-    "budget", "paused", "disabled",
+    "budget", "paused", "disabled", "left_out.json", "left_out.lock",
 )  # fmt: skip
 _DATABASE: Final = ("", "-wal", "-shm", "-journal", ".corrupt-*")
 _TABLES: Final = ("manifest.json", "*.jsonl", "bin")  # where the published tables have a folder of their own

@@ -16,6 +16,7 @@ from gemmtuned.cli import build
 from gemmtuned.commands import status
 from gemmtuned.configs.sighting import Session
 from gemmtuned.daemon.publishing.publish import publish
+from gemmtuned.daemon.seats.left_out import Pieces
 
 
 @pytest.fixture
@@ -65,6 +66,13 @@ def test_only_what_gemmtuned_wrote_is_removed_and_only_when_it_is_asked_for(home
     assert call("purge", "--yes").exit_code == 0
     (home / "tune-20260101T000000Z.db").unlink()
     assert "nothing of gemmtuned's" in call("purge", "--yes").stdout
+
+
+def test_what_a_daemon_has_left_out_goes_with_the_home(home: Path) -> None:
+    Pieces(home).blame("import of bad", "bad", "killed by SIGABRT", doubtful=False)
+    assert {"left_out.json", "left_out.lock"} <= set(files(home))
+    assert call("purge", "--yes").exit_code == 0
+    assert files(home) == ["tune-20260101T000000Z.db"]
 
 
 def test_what_sqlite_makes_while_purge_looks_goes_with_the_database(home: Path) -> None:
