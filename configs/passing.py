@@ -16,12 +16,13 @@ from typing import Final
 
 MEMORY: Final = "memory"
 _LACKS: Final = (
-    (MEMORY, r"out.of.(host.|device.)?memory|can(no|')t allocate memory|MemoryError|not enough memory|bad_alloc"
-     r"|ALLOC_FAILED|virtual memory exhausted|insufficient memory"),
-    ("disk", r"no space left on device|disk quota exceeded|read-only file system|input/output error|stale file handle"),
+    (MEMORY, r"out.?of.?(host.|device.)?memory|can(no|')t allocate memory(?! in static TLS)|MemoryError|ErrorMemoryAllocation"
+     r"|not enough memory|bad_alloc|ALLOC_FAILED|virtual memory exhausted|insufficient memory"),
+    ("disk", r"no space left on device|no usable temporary directory|disk quota exceeded|read-only file system"
+     r"|input/output error|stale file handle"),
     ("files and processes", r"too many open files|resource temporarily unavailable|can't start new thread"),
     ("time to end", r"killed signal terminated|died with <Signals\.SIG(KILL|TERM)|ended by SIG(KILL|TERM)"
-     r"|exit (status|code) (137|143|-9|-15)\b|cannot be killed: it is stuck"),
+     r"|died due to signal (9|15)\b|exit (status|code):? (137|143|-9|-15)\b|cannot be killed: it is stuck"),
     ("a compiler", r"\b(nvcc|ninja|ptxas|cicc|gcc|g\+\+|cc|c\+\+|clang|clang\+\+): (command )?not found"
      r"|no such file or directory: '([^']*/)?(nvcc|ninja|ptxas|cicc|gcc|g\+\+|cc|c\+\+|clang|clang\+\+)'"
      r"|(could not|cannot|failed to|unable to) find (the )?(nvcc|cuda)|nvcc (was )?not found"
@@ -70,7 +71,7 @@ def _lack_of_one(err: BaseException) -> str:
     if isinstance(err, MemoryError):
         return MEMORY
     if isinstance(err, FileNotFoundError):
-        return "a compiler" if Path(str(err.filename or "")).name in _COMPILERS else ""
+        return "a compiler" if Path(str(err.filename or "")).name in _COMPILERS else lack_in(_text(err))
     if isinstance(err, OSError) and err.errno in _NUMBERS:
         return _NUMBERS[err.errno]
     if isinstance(err, CalledProcessError) and err.returncode in _ENDED:
