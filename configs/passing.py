@@ -16,8 +16,8 @@ from typing import Final
 
 MEMORY: Final = "memory"
 _LACKS: Final = (
-    (MEMORY, r"out.?of.?(host.|device.)?memory|can(no|')t allocate memory(?! in static TLS)|MemoryError|ErrorMemoryAllocation"
-     r"|not enough memory|bad_alloc|ALLOC_FAILED|virtual memory exhausted|insufficient memory"),
+    (MEMORY, r"out.?of.?(host.|device.)?memory|can(no|')t allocate memory(?! in static TLS)|MemoryError"
+     r"|ErrorMemoryAllocation|not enough memory|bad_alloc|ALLOC_FAILED|virtual memory exhausted|insufficient memory"),
     ("disk", r"no space left on device|no usable temporary directory|disk quota exceeded|read-only file system"
      r"|input/output error|stale file handle"),
     ("files and processes", r"too many open files|resource temporarily unavailable|can't start new thread"),

@@ -78,7 +78,8 @@ UPDATE solution SET recheck = 'drift' WHERE id IN (
             SELECT 1 FROM trial t JOIN problem q ON q.id = t.problem_id JOIN problem p ON p.id = s.problem_id
             WHERE q.rest = p.rest AND p.m = CASE s.covers WHEN 'exact' THEN q.m ELSE q.m_fine END
                 AND t.environment_id = s.environment_id AND {_LACKING}))
-    ORDER BY s.state = 'published', s.published_us LIMIT 1)
+    ORDER BY (:now - s.published_us) * 1.0 / (:now - CASE s.state WHEN 'published' THEN :before ELSE :day END) DESC,
+        s.published_us LIMIT 1)
 """  # noqa: S608
 _SERVED: Final = """
 SELECT 1 FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id
@@ -124,7 +125,8 @@ class Recheck(Part):
     def mark_sample(self, environment: Environment, *, before_s: float, now_s: float) -> int:
         """Have the oldest solution raced again that was published before then; 0 when there is none.
 
-        Before it comes a verdict for torch, a day old, for which candidates could not be tried.
+        So is a verdict for torch, a day old, for which candidates could not be tried.  What is most overdue is first,
+        as a share of the age from which it is: many of either kind keep none of the other waiting for ever.
         """
 
         def work(conn: sqlite3.Connection) -> int:
@@ -133,6 +135,7 @@ class Recheck(Part):
                 "environment": here,
                 "before": us(before_s),
                 "day": us(now_s) - DAY_US,
+                "now": us(now_s),
                 "stamps": stamps_here(environment),
             }
             return conn.execute(_SAMPLE, values).rowcount

@@ -197,6 +197,25 @@ def test_a_verdict_for_torch_is_raced_again_after_a_day_if_candidates_could_not_
     assert store.recheck.is_served(replace(again, problem=TWO))
 
 
+def test_verdicts_that_lack_candidates_keep_no_old_solution_waiting(store: Store) -> None:
+    work = lease(store, "a:1", now_s=T)
+    store.trials.add(
+        work, ONE, Candidate("onednn"), phase="screen", us=None, err=None, outcome="oom", note="", started_us=1
+    )
+    now_s = T + 20 * DAY
+    best = found(ONE, backend="torch", us=10.0, state="default_best", gain_low=1.0)
+    order = []
+    for age_s in (2 * DAY, 4 * DAY):
+        store.solutions.install(None, [found(TWO)], environment=NEW, now_s=now_s - 21 * DAY)
+        store.solutions.install(None, [best], environment=NEW, now_s=now_s - age_s)
+        assert store.recheck.mark_sample(NEW, before_s=now_s - 7 * DAY, now_s=now_s) == 1
+        again = store.recheck.lease_recheck("a:1", NEW, ("drift",), now_s=now_s, hold_s=60)
+        order.append(again and again.problem)
+        store.solutions.install(None, [best, found(TWO)], environment=NEW, now_s=now_s)
+        now_s += 30 * DAY
+    assert order == [TWO, ONE]
+
+
 @pytest.mark.parametrize("then", ["tried since", "of another version"])
 def test_a_verdict_for_torch_is_not_raced_again_for_a_candidate_that_could_be_tried_since(
     store: Store, then: str
