@@ -42,7 +42,7 @@ def block_linear(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.
 def _is_served(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, dtype: torch.dtype) -> bool:
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
     m, k = x.shape
-    if not x.is_cuda or not activate.is_active() or not m or not w.numel() or not has_few_rows(m, MOST_ROWS):
+    if not x.is_cuda or not activate.is_active() or not has_few_rows(m, MOST_ROWS) or not m or not w.numel():
         return False
     if not needs_copies(of_x, k):
         return False

@@ -60,14 +60,16 @@ def can_be_multiplied(dtype: torch.dtype, *operands: Tensor | None) -> bool:
     """
     given = [t for t in operands if t is not None]
     x = given[0]
-    if not x.is_cuda or dtype not in _RESULTS or not activate.is_active() or not all(t.numel() for t in given):
+    if not x.is_cuda or dtype not in _RESULTS or not activate.is_active() or wants_derivatives(*given):
         return False
-    if wants_derivatives(*given):
+    compiled, most = torch.compiler.is_compiling(), _most_rows(x.get_device())
+    if not has_few_rows(x.shape[0], min(COMPILED_ROWS, most) if compiled else most) or not all(
+        map(Tensor.numel, given)
+    ):
         return False
-    if torch.compiler.is_compiling():
-        few = min(COMPILED_ROWS, _most_rows(x.get_device()))
-        return has_few_rows(x.shape[0], few) and not torch.is_autocast_enabled("cuda")
-    return x.shape[0] <= _most_rows(x.get_device()) and all(type(t) in PLAIN for t in given) and nobody_looks_on("cuda")
+    if compiled:
+        return not torch.is_autocast_enabled("cuda")
+    return all(type(t) in PLAIN for t in given) and nobody_looks_on("cuda")
 
 
 def mxfp4_linear(

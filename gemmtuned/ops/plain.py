@@ -64,18 +64,17 @@ def has_few_rows(rows: int, most: int) -> bool:
 
     The answer becomes a condition of compiled code.  A program that has said for which sizes its code is (torch.export,
     torch._dynamo.mark_dynamic with bounds) would fail by it: there only a size that is known at once counts, and in
-    exported code, which runs without us, none.  Nor does one inside of torch.func's transforms, which the compiler
+    exported code, which runs without us, none.  A size that follows from values (a mask, say) cannot be asked for: who
+    asks more of rows does it after this.  Nor does a size count inside of torch.func's transforms, which the compiler
     takes apart: our operators have no rules for them.
     """
     if not torch.compiler.is_compiling():
         return rows <= most
     if is_exporting() or _is_transformed():
         return False
-    if not _has_bounds():
-        return rows <= most
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # brings sympy, which a compiler has loaded
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true  # a compiler has loaded it
 
-    return statically_known_true(rows <= most)
+    return statically_known_true(rows <= most) if _has_bounds() else guard_or_false(rows <= most)
 
 
 @asked_once

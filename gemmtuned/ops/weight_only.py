@@ -70,10 +70,12 @@ def _has_tiles(x: Tensor, w: Tensor) -> bool:
 
 def _is_served(x: Tensor, w: Tensor, scales: Tensor, bias: Tensor | None) -> bool:
     """Whether the hook may have a kernel for it, and nothing of torch's needs to see the product itself."""
-    if not x.is_cuda or not activate.is_active() or not x.numel() or not w.numel():
+    if not x.is_cuda or not activate.is_active():
         return False
     rows = prod(x.shape[:-1])  # torch.Size.numel() asks a compiler for a constant
     if not has_few_rows(rows, COMPILED_ROWS) and not (_has_tiles(x, w) and rows <= WEIGHT_ONLY_ROWS):
+        return False
+    if not x.numel() or not w.numel():
         return False
     given = [t for t in (x, w, scales, bias) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gemmtuned import ops
 from gemmtuned.hooks import activate
 from gemmtuned.kernels.scaled_by_torch import rows_as_torch_takes
+from gemmtuned.ops import blocks, mxfp4, weight_only
 
 E4M3 = torch.float8_e4m3fn
 MOST = 4000
@@ -62,6 +63,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[int], tuple[Tensor, ...]
                                          torch.rand(32, 1)), (0,)),
     "a16w4": (ops.gemm_a16w4, lambda m: (torch.ones(m, 256).bfloat16(), torch.ones(32, 128).byte(),
                                          torch.rand(32, 4)), (0,)),
+    "a4w4": (ops.gemm_a4w4, lambda m: (torch.ones(m, 128).byte(), torch.ones(32, 128).byte(),
+                                       torch.full((m, 8), 127).byte(), torch.full((32, 8), 127).byte()), (0, 2)),
 }  # fmt: skip
 
 
@@ -87,6 +90,31 @@ def test_exported_code_of_a_gpu_is_for_all_rows(name: str, monkeypatch: pytest.M
     if name == "int8, one scale":
         call, given = ops.gemm_a8w8, (*given, *_on_gpu(given[0]))
     assert "gemmtuned" not in operators(exported(call, *given, rows=rows))
+
+
+@pytest.mark.parametrize("name", ["a16w8", "a16w4", "a4w4", "blocks"])
+def test_rows_that_a_mask_decides_are_not_asked_for(name: str, hooked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such code compiles with the hook on as without; tensors without values stand for those of a GPU."""
+    monkeypatch.setattr(mxfp4, "capability", lambda index: (9, 0))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    shapes = ShapeEnv()
+    with FakeTensorMode(shape_env=shapes):
+        for m, served in ((shapes.create_unbacked_symint(), False), (16, hooked), (17, False), (0, False)):
+            x, w, of_x, of_w = (
+                torch.empty(*size, dtype=torch.uint8, device="cuda") for size in ((m, 128), (32, 128), (m, 8), (32, 8))
+            )
+            if name == "a4w4":
+                found = mxfp4.can_be_multiplied(torch.bfloat16, x, w, of_x, of_w)
+            elif name == "blocks":
+                x, w = (torch.empty(*size, 256, dtype=E4M3, device="cuda") for size in ((m,), (32,)))
+                of_x, of_w = torch.empty(m, 2, device="cuda"), torch.empty(1, 2, device="cuda")
+                found, served = blocks._is_served(x, w, of_x, of_w, torch.bfloat16), hooked and type(m) is int and m > 0
+            else:
+                w = w if name == "a16w4" else torch.empty(32, 256, dtype=torch.int8, device="cuda")
+                of_w = of_w if name == "a16w4" else torch.empty(32, 1, device="cuda")
+                x = torch.empty(m, 256, dtype=torch.bfloat16, device="cuda")
+                found = weight_only._is_served(x, w, of_w, None)
+            assert found is served, m
 
 
 def _on_gpu(like: Tensor) -> tuple[Tensor, Tensor]:
