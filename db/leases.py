@@ -244,16 +244,18 @@ class Leases(Part):
             back, values = f"{back}, cause = 'put_off', reason = ?", (*values, plain(f"put off: {put_off}", 4096))
         self._touch(work, back, values)
 
-    def fail(self, work: Work, reason: str, *, now_s: float) -> float | None:
-        """The attempt failed. Returns for how many seconds the unit waits; None: it has failed for good here."""
-        state = "failed" if work.attempt >= MAX_ATTEMPTS else "open"
-        wait_s = BACKOFF_S * 4**work.attempt
-        retry_us = us(now_s + wait_s)
-        self._touch(
-            work,
-            "UPDATE work SET owner = NULL, lease_until_us = ?, retry_us = ?, state = ?, cause = 'failed', reason = ?",
-            (us(now_s), retry_us, state, plain(reason, 4096)),
-        )
+    def fail(self, work: Work, reason: str, *, now_s: float, passing: bool = False) -> float | None:
+        """The attempt failed. Returns for how many seconds the unit waits; None: it has failed for good here.
+
+        passing: for want of something that may be there again: it does not fail for good, but begins anew after a day.
+        """
+        is_last = work.attempt >= MAX_ATTEMPTS
+        anew = is_last and passing
+        state = "failed" if is_last and not anew else "open"
+        wait_s = DAY_US / 1e6 if anew else BACKOFF_S * 4**work.attempt
+        gone = "UPDATE work SET owner = NULL, lease_until_us = ?, retry_us = ?, state = ?, cause = 'failed', reason = ?"
+        values = us(now_s), us(now_s + wait_s), state, plain(reason, 4096)
+        self._touch(work, f"{gone}, attempts = 0" if anew else gone, values)
         return None if state == "failed" else wait_s
 
     def remaining(self, environment: Environment, *, now_s: float) -> Remaining:

@@ -226,12 +226,12 @@ class WorkQueue:
         """Candidates could not be tried, and no other won: it is tried again later, with all of them.
 
         False at the last attempt: what is missing by then may never come.  The verdict holds, and is raced again after
-        a day (db/recheck.py).  A solution in use is not replaced by such a verdict: it stays.
+        a day (db/recheck.py).  A solution in use is not replaced by such a verdict: it stays, and is raced after a day.
         """
         if work.attempt >= MAX_ATTEMPTS and not self._store.recheck.is_served(work):
             return False
         self._store.trials.free_killed(work)
-        retry_s = self._store.leases.fail(work, reason, now_s=now_s)
+        retry_s = self._store.leases.fail(work, reason, now_s=now_s, passing=True)
         if self._request is not None:
             self._request.settle(work.problem, work.covers, None, put_off=reason)
         logger.warning(

@@ -308,6 +308,9 @@ def test_a_solution_in_use_stays_where_candidates_cannot_be_tried_again(world: W
     world.run(1600, step_s=2.0)
     assert [order.skip for order in world.life.orders].count((Candidate("fast"),)) == 3
     assert [s.backend for s in world.store.solutions.published()[1]] == ["fast"]
+    world.life.crashes = lambda p, c: False  # and it has not failed for good: it is raced again once there is memory
+    world.run(2 * 86400, step_s=60.0, until=lambda: not world.store.recheck.has_recheck(""))
+    assert [s.backend for s in world.store.solutions.published()[1]] == ["torch"]
 
 
 def test_a_candidate_that_kills_its_workers_is_left_out_though_others_come_in_between(world: World) -> None:
