@@ -63,18 +63,16 @@ def can_be_multiplied(dtype: torch.dtype, *operands: Tensor | None) -> bool:
     if not x.is_cuda or dtype not in _RESULTS or not activate.is_active() or wants_derivatives(*given):
         return False
     compiled, most = torch.compiler.is_compiling(), _most_rows(x.get_device())
-    if not has_few_rows(x.shape[0], min(COMPILED_ROWS, most) if compiled else most) or not all(
-        map(Tensor.numel, given)
-    ):
+    if not has_few_rows(x.shape[0], min(COMPILED_ROWS, most) if compiled else most):
+        return False
+    if not all(map(Tensor.numel, given)):
         return False
     if compiled:
         return not torch.is_autocast_enabled("cuda")
     return all(type(t) in PLAIN for t in given) and nobody_looks_on("cuda")
 
 
-def mxfp4_linear(
-    a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> Tensor:  # fmt: skip
+def mxfp4_linear(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """a [M, K / 2] by b [N, K / 2] of bytes, scales [M, K / 32] and [N, K / 32] of bytes, bias [N] of dtype."""
     y = a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
     torch.ops.gemmtuned.mxfp4_mm(y, a, b, of_a.contiguous(), of_b.contiguous(), bias)

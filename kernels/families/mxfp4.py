@@ -22,7 +22,6 @@ from gemmtuned.configs.tunable import MXFP4, WIDENED, is_mxfp4
 from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.dtypes import torch_dtype
 from gemmtuned.kernels.families import quantised
-from gemmtuned.kernels.families.base import Family, normal
 from gemmtuned.kernels.families.operand import Inputs, Operand, Sample
 from gemmtuned.kernels.families.quantised import INTEGERS
 from gemmtuned.kernels.families.weight_only import WeightOnly
@@ -53,16 +52,6 @@ class Mxfp4(WeightOnly):
                 family=self.name, m=1, n=1, k=32, dtype=MXFP4[0], wdtype=MXFP4[1], out_dtype=out, scale=_KIND
             ).operands
 
-    def lay(self, problem: Problem, operand: Operand, values: Tensor, *, pad: int = 0) -> tuple[Tensor, Tensor]:
-        """As Family.lay. Scales lie by rows of X and of W without gaps."""
-        if not operand.scale_of:
-            return Family.lay(self, problem, operand, values, pad=pad)
-        rows = values.mT if operand.weight else values
-        buffer = values.new_zeros(rows.numel() + 2 * pad)
-        view = buffer[pad : pad + rows.numel()].view(rows.shape)
-        view.copy_(rows)
-        return (view.mT if operand.weight else view), buffer
-
     def draw(self, problem: Problem, kind: str, seed: int, device: torch.device, *, weights: bool) -> dict[str, Tensor]:
         """As Family.draw."""
         random = torch.Generator(device=device).manual_seed(2 * seed)
@@ -78,21 +67,16 @@ class Mxfp4(WeightOnly):
             size = 1.0 if kind == INTEGERS else problem.k**-0.5
             w, scale = self._codes(problem, kind, random, ("w", "scale_w"), size)
             found["w"], found["scale_w"] = w.mT, scale.mT
-        if problem.bias:
-            bias = self.named("bias")
-            random.manual_seed(2 * seed + 0x5EED)
-            drawn = normal(bias.shape(problem), torch.float32, random)
-            found["bias"] = (drawn.round_() if kind == INTEGERS else drawn).to(bias.torch_dtype(problem))
-        return found
+        return found | self.bias(problem, kind, random.manual_seed(2 * seed + 0x5EED))
 
     def _codes(
         self, problem: Problem, kind: str, random: torch.Generator, names: tuple[str, str], size: float
     ) -> tuple[Tensor, Tensor]:
         """(codes, scales) by rows of X, or of W."""
         of, of_scale = (self.named(name) for name in names)
-        turned = of.weight
         shape, many = of.shape(problem), of_scale.shape(problem)
-        shape, many = (shape[::-1], many[::-1]) if turned else (shape, many)
+        if of.weight:
+            shape, many = shape[::-1], many[::-1]
         codes = quantised.drawn(problem, shape, torch.uint8, kind, random)
         return codes, quantised.scales(problem, many, torch.uint8, kind, size, random, wide=1)
 
@@ -111,9 +95,7 @@ def _numbers(codes: Tensor, scales: Tensor, some: Tensor) -> Tensor:
 
 def stock_product(x: Tensor, w: Tensor, of_x: Tensor, of_w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [M, K / 2] by w [N, K / 2] as numbers of `dtype`; scales [M, K / 32] and [N, K / 32], bias [N] of it."""
-    return F.linear(
-        dequantised(x, of_x, _TYPE, dtype, in_one_pass=True), dequantised(w, of_w, _TYPE, dtype, in_one_pass=True), bias
-    )
+    return F.linear(dequantised(x, of_x, _TYPE, dtype), dequantised(w, of_w, _TYPE, dtype), bias)
 
 
 def _stock(problem: Problem) -> Callable[..., Tensor]:

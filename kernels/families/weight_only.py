@@ -64,20 +64,20 @@ class WeightOnly(Family):
         return kind if kind in (APART, INTEGERS) else "randn"
 
     def lay(self, problem: Problem, operand: Operand, values: Tensor, *, pad: int = 0) -> tuple[Tensor, Tensor]:
-        """As Family.lay. Scales lie by rows of W without gaps."""
+        """As Family.lay. Scales lie by rows of what they scale, without gaps."""
         if not operand.scale_of:
             return Family.lay(self, problem, operand, values, pad=pad)
-        rows = values.mT if values.dim() == 2 else values
+        turned = operand.weight and values.dim() == 2
+        rows = values.mT if turned else values
         filler = math.nan if values.is_floating_point() else 0
         buffer = values.new_full((rows.numel() + 2 * pad,), filler)
         view = buffer[pad : pad + rows.numel()].view(rows.shape)
         view.copy_(rows)
-        return (view.mT if values.dim() == 2 else view), buffer
+        return (view.mT if turned else view), buffer
 
     def draw(self, problem: Problem, kind: str, seed: int, device: torch.device, *, weights: bool) -> dict[str, Tensor]:
         """As Family.draw."""
-        found = {}
-        x, bias = self.named("x"), self.named("bias")
+        found, x = {}, self.named("x")
         random = torch.Generator(device=device).manual_seed(2 * seed)
         values = normal(x.shape(problem), torch.float32, random)
         shape_activations(values, kind, random)
@@ -85,11 +85,15 @@ class WeightOnly(Family):
         if weights:
             random.manual_seed(2 * seed + 1)
             found["w"], found["scale_w"] = self._weights(problem, kind, random)
-        if problem.bias:
-            random.manual_seed(2 * seed + 0x5EED)
-            drawn = normal(bias.shape(problem), torch.float32, random)
-            found["bias"] = (drawn.round_() if kind == INTEGERS else drawn).to(bias.torch_dtype(problem))
-        return found
+        return found | self.bias(problem, kind, random.manual_seed(2 * seed + 0x5EED))
+
+    def bias(self, problem: Problem, kind: str, random: torch.Generator) -> dict[str, Tensor]:
+        """The bias by its name, where the problem has one."""
+        bias = self.named("bias")
+        if not bias.is_in(problem):
+            return {}
+        drawn = normal(bias.shape(problem), torch.float32, random)
+        return {"bias": (drawn.round_() if kind == INTEGERS else drawn).to(bias.torch_dtype(problem))}
 
     def _weights(self, problem: Problem, kind: str, random: torch.Generator) -> tuple[Tensor, Tensor]:
         """(w, scale_w)."""
