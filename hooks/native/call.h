@@ -1,7 +1,6 @@
 // One call: from tensors to a problem, from the problem to its cell, through its route or stock torch.
 #pragma once
 #include <ATen/Context.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
 #include <chrono>
@@ -24,10 +23,17 @@ inline int side(const Tensor& t, bool prefer_t) {
   return c ? 1 : 2;
 }
 
+// A subclass's wrapper around tensors: it has no data, so torch refuses it, and Python code of the program tells its sizes.
+inline bool is_wrapper(const Tensor& t) {
+  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  return C10_UNLIKELY(impl.is_python_dispatch()) && !(impl.unsafe_storage() && impl.unsafe_storage().data());
+}
+
 // False for a GEMM that we do not count: the stock operator then runs and gives its own error or empty result.
 template <class Device>
 bool describe(Problem& p, Family family, const Tensor& a, const Tensor& b, at::ScalarType out) {
   const int64_t dims = family == BATCHED || family == BATCHED_ADD ? 3 : 2;
+  if (is_wrapper(a) || is_wrapper(b)) return false;
   if (a.dim() != dims || b.dim() != dims || a.size(dims - 1) != b.size(dims - 2)) return false;
   if (dims == 3 && a.size(0) != b.size(0)) return false;
   if (a.device() != b.device()) return false;
@@ -79,6 +85,17 @@ void judge(Route& route, const Problem& p) {
 
 inline uint64_t now_ns() { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); }
 
+// The same for a call that stock torch has served meanwhile: operands that it refuses, too, are no route's fault. On a GPU
+// that is no evidence, for a kernel that fails may leave a fault that all later calls meet.
+template <class Device>
+void judge(Route& route, const Problem& p, const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (...) {
+    judge<Device>(route, p);
+  }
+}
+
 // The result of a route as stock would have returned it; throws when it is something else.
 inline Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
   const int64_t m = a.size(-2), n = p.n;
@@ -88,7 +105,6 @@ inline Tensor as_stock(const Tensor& y, const Problem& p, const Tensor& a) {
   const int64_t batch = y.dim() == 3 ? y.stride(0) : m * n;
   if (y.stride(-1) == 1 && y.stride(-2) == n && batch == m * n) return y;
   // contiguous leaves the stride of a dimension of size 1 open, stock does not
-  at::AutoDispatchBelowADInplaceOrView below;
   if (y.dim() == 3) return y.as_strided(y.sizes(), {m * n, n, 1});
   return y.as_strided(y.sizes(), {n, 1});
 }
@@ -105,7 +121,7 @@ template <class Device>
 bool found_wrong(Route& route, const Problem& p, const Slots& slots, const Tensor& y, const Tensor& stock) {
   std::string wrong;
   try {
-    at::AutoDispatchBelowADInplaceOrView below;
+    const Below below;
     [[maybe_unused]] const typename Device::Relaxed relaxed;
     wrong = live_mismatch(p, slots, y, stock);
   } catch (...) {  // no memory for it: this call is not checked
@@ -119,7 +135,7 @@ bool found_wrong(Route& route, const Problem& p, const Slots& slots, const Tenso
 // Copies the checked result into `y`, which holds torch's. False if that is impossible: `y` is then left as it is.
 inline bool is_copied(const Tensor& y, const Tensor& checked) {
   try {
-    at::AutoDispatchBelowADInplaceOrView below;
+    const Below below;
     y.copy_(checked);
     return true;
   } catch (...) {  // no memory for it
@@ -144,6 +160,7 @@ bool accepts(const Route& route, const Slots& slots) {
 // The route's result in memory of its own, as torch would have returned it.
 template <class Device>
 Tensor run_route(const Route& route, const Problem& p, const Slots& slots, int flags = ROUTABLE) {
+  const Below below;
   const Tensor y = as_stock(Device::run(route, p, slots), p, slots.x());
   return C10_UNLIKELY(flags & NO_BATCH) ? y.unsqueeze(0) : y;
 }
@@ -155,7 +172,7 @@ void run_route_into(const Route& route, const Problem& p, Slots slots, int flags
   if (!(flags & NO_BATCH) && Device::run_into(route, slots)) return;
   slots.t[SLOT_Y] = nullptr;
   const Tensor y = run_route<Device>(route, p, slots, flags);
-  at::AutoDispatchBelowADInplaceOrView below;
+  const Below below;
   out.copy_(y);  // it may overlap an operand
 }
 
@@ -196,6 +213,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   };
   Outcome outcome = found.outcome;
   Route* route = found.route;
+  std::exception_ptr failure;
   if (route && route->code != STOCK) {
     if (flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots) &&
         may_serve_capture(*route, key)) {
@@ -217,7 +235,8 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
         }
         checked = run_route<Device>(*route, key, slots, flags);  // what stock writes into may be an operand
       } catch (...) {
-        judge<Device>(*route, key);
+        if constexpr (Device::on_host) failure = std::current_exception();
+        else judge<Device>(*route, key);
       }
       if (checked.defined()) {
         decltype(auto) y = reference();
@@ -228,8 +247,9 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     }
     outcome = MISS;
   }
-  if (!Device::timed || outcome != MISS || !cell->due()) {
+  if (!Device::timed || outcome != MISS || !cell->due() || failure) {
     decltype(auto) y = stock();
+    if (C10_UNLIKELY(static_cast<bool>(failure))) judge<Device>(*route, key, failure);
     count(outcome);
     return y;
   }

@@ -1,6 +1,7 @@
 // The state of the hook in this process: mode, table, counters, and each thread's look-up.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/macros/Macros.h>
 #include <pthread.h>
 
@@ -18,6 +19,32 @@ namespace gemmtuned {
 using at::Scalar;
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+
+// While one lives, what this thread calls of torch goes straight to the backend's kernels, as inside one of them. Who calls
+// a kernel of ours without the dispatcher, as AOTInductor's packages do, may have modes, transforms, autocast or a tracer on,
+// which see nothing of what torch's kernel does.
+inline const c10::DispatchKeySet kAboveBackends = [] {
+  using c10::DispatchKey, c10::DispatchKeySet;
+  const DispatchKeySet below =
+      DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect) |
+      DispatchKeySet({DispatchKey::BackendSelect, DispatchKey::Conjugate, DispatchKey::Negative,
+                      DispatchKey::ZeroTensor});  // these are a tensor's, not the thread's
+  const uint64_t all = DispatchKeySet(DispatchKeySet::FULL).raw_repr();
+  return DispatchKeySet(DispatchKeySet::RAW, all & ~below.raw_repr() & ~c10::full_backend_mask);
+}();
+struct Below {
+  c10::impl::ExcludeDispatchKeyGuard above{kAboveBackends};
+};
+
+// Views for our own use.
+inline Tensor turned_round(const Tensor& t) {
+  const Below below;
+  return t.t();
+}
+inline Tensor first_of(const Tensor& t) {  // of a batch
+  const Below below;
+  return t.select(0, 0);
+}
 
 // INVARIANT: the program wants a row to have the same bits in every batch. Then its dense products are batch-invariant
 // problems, and nothing else is routed.

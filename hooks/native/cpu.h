@@ -97,7 +97,7 @@ struct Cpu {
 
   // Runs the route; the result is in memory of its own.
   static Tensor run(const Route& route, const Problem& p, const Slots& slots) {
-    at::AutoDispatchBelowADInplaceOrView below;  // as inside any backend kernel: no autograd for what we call
+    const Below below;  // as inside any backend kernel: no autograd for what we call
     if (route.op && route.op->writes()) {
       const Tensor y = empty_result(slots.x(), slots.w(), static_cast<at::ScalarType>(p.out_dtype));
       Slots with_y = slots;

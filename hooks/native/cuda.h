@@ -70,7 +70,7 @@ struct Cuda {
   }
 
   static Tensor run(const Route& route, const Problem& p, Slots slots) {
-    at::AutoDispatchBelowADInplaceOrView below;
+    const Below below;
     const Tensor &a = slots.x(), &b = slots.w();
     const On here(a.device());
     if (route.op && !route.op->writes()) return (*route.op)(slots);
@@ -219,10 +219,8 @@ struct Cuda {
 
   static void launch(const Route& route, const Slots& slots) {
     const Tensor &a = slots.x(), &y = *slots.t[SLOT_Y];
-    if (route.op) {
-      at::AutoDispatchBelowADInplaceOrView below;
-      return void((*route.op)(slots));
-    }
+    const Below below;
+    if (route.op) return void((*route.op)(slots));
     cuda::bind_context(a.device().index());
     if (route.lt) return cuda::launch(*route.lt, slots);
     if (C10_LIKELY(!route.chain_rows)) return cuda::launch(*route.launch, slots);

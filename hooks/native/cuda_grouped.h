@@ -25,7 +25,7 @@ inline bool describe_grouped(Problem& p, const Tensor& a, const Tensor& b, at::S
   if (a.dim() != 2 || b.dim() != 3 || a.size(1) != b.size(1) || a.numel() == 0 || b.numel() == 0 ||
       b.size(0) > INT32_MAX)
     return false;
-  if (!describe<Cuda>(p, GROUPED, a, b.select(0, 0), type)) return false;
+  if (!describe<Cuda>(p, GROUPED, a, first_of(b), type)) return false;
   p.batch = static_cast<uint32_t>(b.size(0));
   return true;
 }
@@ -51,7 +51,7 @@ inline BothScales scales_of_groups(const Tensor& a, const Tensor& b, const Tenso
 inline BothScales scales_of_groups(const Tensor& a, const Tensor& b, at::TensorList scale_a, at::IntArrayRef recipe_a,
                                    at::IntArrayRef swizzle_a, at::TensorList scale_b, at::IntArrayRef recipe_b,
                                    at::IntArrayRef swizzle_b) {
-  const Tensor w = b.select(0, 0).t();
+  const Tensor w = turned_round(first_of(b));
   ScaleOf x = by_recipe(a, scale_a, recipe_a, swizzle_a, false), y = by_recipe(w, scale_b, recipe_b, swizzle_b, true);
   for (ScaleOf* one : {&x, &y})
     if (one->kind >= BY_1X32 && one->layout != SCALES_SWIZZLED) one->layout = SCALES_OTHERWISE;

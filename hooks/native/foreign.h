@@ -164,7 +164,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     const auto is_flat = [](const Tensor& t) { return t.defined() && t.dim() == 2; };
     const bool pairs = f.form == PAIRS;
     if (!y.defined() || !is_flat(x) || !is_flat(w) || !is_flat(scale_w) || (pairs && !is_flat(scale_x))) return stock();
-    const Tensor b = w.t(), of_b = scale_w.t();
+    const Tensor b = turned_round(w), of_b = turned_round(scale_w);
     const bool known = pairs ? describe_pairs<Device>(p, x, b, scale_x, of_b, y.scalar_type(), has_bias)
                              : describe_weight_only<Device>(p, x, b, of_b, y.scalar_type(), has_bias);
     if (!known) return stock();
@@ -177,7 +177,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   }
   const bool is_plain = w.defined() && w.dim() == 2 && x.dim() == 2 && scale_x.defined() && scale_w.defined() &&
                         (y.defined() || argument(f.out).isInt());
-  const Tensor turned = is_plain && f.form == SCALED_NK ? w.t() : Tensor();
+  const Tensor turned = is_plain && f.form == SCALED_NK ? turned_round(w) : Tensor();
   const Tensor& b = turned.defined() ? turned : w;
   const auto describe_plain = [&] {
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());

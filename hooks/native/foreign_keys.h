@@ -27,7 +27,7 @@ inline BothScales scales_by_number(const Tensor& x, const Tensor& b, const Tenso
   const bool k_first = is(scale_w, k_blocks, n_blocks) && (by_k || !is(scale_w, n_blocks, k_blocks));
   if (!is(scale_x, m, k_blocks) || (!k_first && !is(scale_w, n_blocks, k_blocks))) return {};
   return {of(BY_1X128, layout_of(scale_x, m, k_blocks)),
-          of(BY_128X128, layout_of(k_first ? scale_w.t() : scale_w, n_blocks, k_blocks)), true};
+          of(BY_128X128, layout_of(k_first ? turned_round(scale_w) : scale_w, n_blocks, k_blocks)), true};
 }
 
 constexpr uint8_t kInt4 = 40, kE8m0 = 44, kFp4 = 45;  // DTYPES of configs/problem.py
@@ -60,7 +60,7 @@ bool describe_pairs(Problem& p, const Tensor& x, const Tensor& b, const Tensor& 
     if (t->scalar_type() != at::kByte || t->device() != x.device()) return false;
   if (2 * b.size(0) != k || k % 32 || !set_sizes(p, m, n, k)) return false;
   const auto is = [k](const Tensor& s, int64_t rows) { return s.size(0) == rows && s.size(1) == k / 32; };
-  if (!is(of_x, m) || !is(of_b.t(), n)) return false;
+  if (!is(of_x, m) || !is(turned_round(of_b), n)) return false;
   p.family = SCALED, p.dtype = p.wdtype = kFp4;
   p.scale = p.wscale = BY_1X32, p.scale_dtype = p.wscale_dtype = kE8m0;
   p.scale_layout = of_x.is_contiguous() ? SCALES_BY_ROW : SCALES_OTHERWISE;

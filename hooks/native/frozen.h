@@ -49,7 +49,7 @@ inline Tensor frozen_linear(const Tensor& x, const Tensor& w, const Tensor& pack
       (bias && (bias->dim() != 1 || bias->size(0) != w.size(0))))
     return at::linear(x, w, bias);  // torch has the right error
   const Tensor a = x.dim() == 2 ? x : x.reshape({-1, w.size(1)});
-  const Tensor b = w.t();
+  const Tensor b = turned_round(w);
   Slots slots = slots_of(a, b, bias ? &*bias : nullptr);
   slots.packed = &packed;
   const auto plain = [&] {  // inside call() these are torch's own

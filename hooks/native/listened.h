@@ -7,7 +7,7 @@ namespace gemmtuned {
 
 // X as a matrix: what is in front of its last dimension is rows. Undefined where that takes a copy.
 inline Tensor as_rows(const Tensor& x) {
-  at::AutoDispatchBelowADInplaceOrView below;
+  const Below below;
   if (x.dim() == 2) return x;
   return x.dim() > 2 && x.is_contiguous() && x.numel() ? x.view({-1, x.size(-1)}) : Tensor();
 }
@@ -32,7 +32,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   const Tensor given_x = tensor(f.x), w = tensor(f.w), bias = tensor(f.bias);
   Tensor y = tensor(f.y);
   if (!given_x.defined() || !w.defined() || w.dim() != 2) return stock();
-  const Tensor x = as_rows(given_x), b = f.form == SCALED_NK ? w.t() : w;
+  const Tensor x = as_rows(given_x), b = f.form == SCALED_NK ? turned_round(w) : w;
   if (!x.defined()) return stock();
   const c10::IValue told = argument(f.out);
   const auto out = y.defined()    ? y.scalar_type()
@@ -62,7 +62,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   const auto returned = [&] {
     stock();
     const Tensor& made = stack->back().toTensor();
-    at::AutoDispatchBelowADInplaceOrView below;
+    const Below below;
     return made.dim() > 2 && made.is_contiguous() && made.numel() == p.m * int64_t{p.n} ? made.view({p.m, p.n}) : made;
   };
   const Tensor made = call<Device>(p, slots, flags, returned);
@@ -70,7 +70,7 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   torch::jit::drop(*stack, it->arguments);
   auto sizes = given_x.sizes().vec();
   sizes.back() = p.n;
-  at::AutoDispatchBelowADInplaceOrView below;
+  const Below below;
   stack->emplace_back(given_x.dim() == 2 ? made : made.view(sizes));
 }
 

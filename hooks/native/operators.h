@@ -36,7 +36,7 @@ inline Tensor spread(const Tensor& c, const Problem& p, const Tensor& a) {
   if (c.dim() > a.dim()) return {};
   for (int64_t d = 1; d <= c.dim(); ++d)
     if (c.size(-d) != 1 && c.size(-d) != sizes[sizes.size() - static_cast<size_t>(d)]) return {};
-  at::AutoDispatchBelowADInplaceOrView below;
+  const Below below;
   return c.expand(sizes);
 }
 
@@ -50,7 +50,7 @@ struct Operators {
     if (off() || !describe<Device>(p, family, a, b, type)) return stock();
     const int flags = !out || fits(*out, p, a) ? ROUTABLE : COUNTED_ONLY;
     if (C10_LIKELY(p.family == family)) return call<Device>(p, slots_of(a, b), flags, stock, out);
-    const Tensor x = a.squeeze(0), w = b.squeeze(0);  // a batch of 1: the solution is a dense one
+    const Tensor x = first_of(a), w = first_of(b);  // a batch of 1: the solution is a dense one
     return call<Device>(p, slots_of(x, w), flags | (flags ? NO_BATCH : 0), stock, out);
   }
 
@@ -60,7 +60,7 @@ struct Operators {
                   const Scalar& beta, const Scalar& alpha, const Stock& stock, Tensor* out = nullptr)
       -> decltype(stock()) {
     Problem p;
-    if (off() || c.device() != a.device()) return stock();  // torch has the right error
+    if (off() || is_wrapper(c) || c.device() != a.device()) return stock();  // torch has the right error
     const bool bias = family == DENSE_ADD && is_bias(c, b, beta, alpha);
     if (!describe<Device>(p, bias ? DENSE : family, a, b, type)) return stock();
     const bool alike = c.scalar_type() == type;  // torch also takes C in X's type where the result is wider
@@ -77,7 +77,7 @@ struct Operators {
     Slots slots = slots_of(a, b);
     slots.t[SLOT_C] = full ? &c : &whole, slots.alpha = alpha.toDouble(), slots.beta = beta.toDouble();
     if (C10_LIKELY(p.family == family)) return call<Device>(p, slots, ROUTABLE, stock, out);
-    const Tensor x = a.squeeze(0), w = b.squeeze(0), of_batch = slots.c()->squeeze(0);  // a batch of 1, as in product
+    const Tensor x = first_of(a), w = first_of(b), of_batch = first_of(*slots.c());  // a batch of 1, as in product
     slots.t[SLOT_X] = &x, slots.t[SLOT_W] = &w, slots.t[SLOT_C] = &of_batch;
     return call<Device>(p, slots, ROUTABLE | NO_BATCH, stock, out);
   }

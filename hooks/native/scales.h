@@ -6,6 +6,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include "context.h"
 #include "problem.h"
 
 namespace gemmtuned {
@@ -86,7 +87,7 @@ inline int64_t values_of_k(const Tensor& a) {
 // _scaled_mm: a [M, K], b [K, N], in the order that torch asks in (ATen/native/cuda/ScaledBlas.cpp).
 inline BothScales scales_of(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b) {
   const int64_t k = values_of_k(a);
-  const Tensor w = b.t(), of_w = scale_b.dim() == 2 ? scale_b.t() : scale_b;
+  const Tensor w = turned_round(b), of_w = scale_b.dim() == 2 ? turned_round(scale_b) : scale_b;
   const Scaled x{a, scale_a, k}, y{w, of_w, k};
   if (x.of_tensor() && y.of_tensor()) return {x.as(PER_TENSOR), y.as(PER_TENSOR), true};
   if (x.of_rows() && y.of_rows()) return {x.as(PER_ROW), y.as(PER_ROW), true};
@@ -118,7 +119,7 @@ inline ScaleOf by_recipe(const Tensor& t, at::TensorList scales, at::IntArrayRef
     const int64_t rows = blocks_of(t.size(0), found.kind == BY_128X128 ? 128 : 1), cols = blocks_of(k, depth);
     // W's blocks are given by K first, as b is; some callers give them by N first
     const bool by_k = turned && given.size(0) >= cols && given.size(1) == rows;
-    found.layout = layout_of(by_k ? given.t() : given, rows, cols);
+    found.layout = layout_of(by_k ? turned_round(given) : given, rows, cols);
   } else if (blocks) {
     found.layout = SCALES_OTHERWISE;
   }
@@ -129,7 +130,7 @@ inline BothScales scales_of(const Tensor& a, const Tensor& b, at::TensorList sca
                             at::IntArrayRef swizzle_a, at::TensorList scale_b, at::IntArrayRef recipe_b,
                             at::IntArrayRef swizzle_b) {
   const ScaleOf x = by_recipe(a, scale_a, recipe_a, swizzle_a, false);
-  const ScaleOf w = by_recipe(b.t(), scale_b, recipe_b, swizzle_b, true);
+  const ScaleOf w = by_recipe(turned_round(b), scale_b, recipe_b, swizzle_b, true);
   return {x, w, x.kind != UNSCALED && w.kind != UNSCALED};
 }
 
