@@ -1,4 +1,8 @@
-"""Imports in our threads, and forks of the program: never both at once.
+"""What we import in a program: mostly within its `import torch`, and what is left never during a fork.
+
+A program without threads of its own may go through `sys.modules` as it is, and fails where another thread imports
+meanwhile: "dictionary changed size during iteration".  So `import_ahead` brings what our thread will need.  What only
+some rows of a table need (Triton's kernels), or the first table of a home, is imported by our thread all the same.
 
 A thread that imports holds the module's lock.  A child that is forked meanwhile inherits the lock without the thread,
 and whoever imports the module there waits for ever.  So our threads import inside `importing()`, and a fork waits.
@@ -8,11 +12,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.frame_lock import FrameLock, Running
+from gemmtuned.configs.manifest import MANIFEST
 from gemmtuned.configs.unpatched import builtins, os
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.settings import Settings
 
 __builtins__ = builtins
 
@@ -35,6 +44,19 @@ def require_standard(name: str) -> None:
     origin = found.origin if found is not None else None
     if origin is None or not origin.startswith(os.path.dirname(os.__file__) + os.sep):
         raise GemmtunedError(f"the standard library's {name} is not to be had: {origin or 'nothing'} is in its place")
+
+
+def import_ahead(settings: Settings) -> None:
+    """Import what our thread needs, in the program's. What fails here is tried again, and told, by who needs it."""
+    with suppress(Exception), importing():
+        if settings.capture:
+            require_standard("sqlite3")
+            importlib.import_module("gemmtuned.db.guest")
+            importlib.import_module("gemmtuned.kernels.device")
+        if settings.dispatch and (settings.tables or (settings.config_dir / MANIFEST).is_file()):
+            importlib.import_module("gemmtuned.hooks.routes")
+            if settings.tables:
+                importlib.import_module("gemmtuned.configs.aiter_rows")
 
 
 def pause(fork: Running) -> None:

@@ -26,6 +26,7 @@ from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.compiled import Compiled
 from gemmtuned.hooks.foreign import ForeignOperators
 from gemmtuned.hooks.graphs import GraphCounts
+from gemmtuned.hooks.imports import import_ahead
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.tables import Library, Tables
 
@@ -64,6 +65,8 @@ class Patches:
             self._take_library()
             if self.note:
                 tell(log, logging.WARNING, "%s", self.note)
+            else:
+                import_ahead(self._settings)
         else:
             self.note = "GEMMTUNED_NATIVE=0: nothing is counted or routed"
 

@@ -42,6 +42,10 @@ DISPATCH: Final = 2
 INVARIANT: Final = 4
 _REASON_BYTES: Final = 500
 _PLACES: Final = 9  # of arguments, that gt_stand_before reads
+# Types of arrays, made once: each holds itself, and would be garbage that a program which looks for leaks finds.
+_Reason: Final = ctypes.c_char * _REASON_BYTES
+_Failures: Final = GtFailure * 64
+_Ids: Final = ctypes.c_int32 * 256
 
 SIGNATURES: Final = (
     ("gt_fields", ctypes.c_char_p),
@@ -150,7 +154,7 @@ class Native(OurThread):
 
         Operators that somebody else has overridden are left alone: see `left`.  Raises NativeError.
         """
-        text = ctypes.create_string_buffer(_REASON_BYTES)
+        text = _Reason()
         prepared = self._lib.gt_prepare(text, len(text))
         why = text.value.decode(errors="replace")
         if prepared < 0:
@@ -187,7 +191,7 @@ class Native(OurThread):
 
     def take_freed(self) -> None:
         """Install ours in front of operators that somebody else had overridden and that are torch's own again."""
-        error = ctypes.create_string_buffer(_REASON_BYTES)
+        error = _Reason()
         for number, operator in enumerate(self.operators() if self.left else ()):
             if operator not in self.left or not is_torchs(registered_at(operator)):
                 continue
@@ -203,7 +207,7 @@ class Native(OurThread):
         form: of W, an index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.py,
         family_code), whose calls are routed as well.  Raises NativeError if the schema differs; "" fits any.
         """
-        error = ctypes.create_string_buffer(_REASON_BYTES)
+        error = _Reason()
         places = (*arguments, *[-1] * (_PLACES - len(arguments)))
         done = self._lib.gt_stand_before(*_as_c(name, schema, places), form, family, error, _REASON_BYTES)
         if done < 0:
@@ -256,7 +260,7 @@ class Native(OurThread):
 
     def fault(self) -> tuple[int, list[int]]:
         """(the CUresult of a fault that a kernel has left on a GPU, else 0; ids of routes that ran there on trial)."""
-        ids, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
+        ids, count = _Ids(), ctypes.c_size_t()
         fault = int(self._lib.gt_fault(ids, len(ids), byref(count)))
         return fault, ids[: count.value]
 
@@ -274,7 +278,7 @@ class Native(OurThread):
 
         cluster: thread blocks per cluster; more than the portable number (8) must be allowed for the kernel.
         """
-        error = ctypes.create_string_buffer(_REASON_BYTES)
+        error = _Reason()
         handle = self._lib.gt_load_kernel(device, image, name.encode(), shared_bytes, cluster, error, len(error))
         if not handle:
             raise NativeError(f"kernel {name} does not load on cuda:{device}: {error.value.decode(errors='replace')}")
@@ -282,14 +286,14 @@ class Native(OurThread):
 
     def check_operator(self, facts: OperatorCall) -> None:
         """Raises NativeError where the program does not have this operator, or has it with another schema."""
-        error = ctypes.create_string_buffer(_REASON_BYTES)
+        error = _Reason()
         if self._lib.gt_check_operator(byref(facts), error, len(error)) != 0:
             raise NativeError(error.value.decode(errors="replace"))
 
     def load(self, rows: Iterable[Row], generation: int) -> tuple[int, str]:
         """Swap in a new table; (how many rows it could not take, why). Raises NativeError without memory for it."""
         packed = PackedRows(rows)
-        error = ctypes.create_string_buffer(_REASON_BYTES)
+        error = _Reason()
         if self._lib.gt_load(packed.array, packed.count, generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
         return packed.refused, packed.why
@@ -359,7 +363,7 @@ class Native(OurThread):
 
     def failures(self) -> list[tuple[int, str, str]]:
         """(route id, how: one of HOW, reason) of routes that failed since the last time."""
-        found = (GtFailure * 64)()
+        found = _Failures()
         count = self._lib.gt_take_failures(found, len(found))
         return [(f.id, HOW[f.how], f.reason.decode(errors="replace")) for f in found[:count]]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs import key
@@ -176,19 +177,25 @@ def sightings(record: Record, phase: str = "") -> Iterator[Sighting]:
             samples = (0, 0.0)
 
 
+@cache
+def _array_of(count: int) -> type[ctypes.Array[Record]]:
+    """The type, made once: see library.py."""
+    return Record * count
+
+
 class _Batch:
     """Records that were fetched and not told yet. phase: of their calls. was_told: whether any was."""
 
     def __init__(self, phase: str) -> None:
         self.phase, self.was_told = phase, False
-        self.records = (Record * _ROOM)()
+        self.records = _array_of(_ROOM)()
         self.count, self._at = _ROOM, 0  # those without calls say nothing
         self._made: list[Sighting] = []  # of the record before, and not told yet
 
     def keep(self, count: int) -> None:
         """Hold no more room than for this many."""
         self.begin(count)
-        self.records = (Record * count).from_buffer_copy(self.records)
+        self.records = _array_of(1 << (count - 1).bit_length() if count else 0).from_buffer_copy(self.records)
 
     def begin(self, count: int) -> None:
         """So many are there, and none was told."""

@@ -60,6 +60,58 @@ def test_a_program_with_a_table_imports_what_its_rows_need(home: Home) -> None:
     assert len(modules) <= MOST + len(OF_RECORDS), sorted(modules)
 
 
+@pytest.mark.parametrize("table", [False, True])
+def test_our_thread_imports_nothing_while_the_program_may_go_through_the_modules(home: Home, table: bool) -> None:
+    """A loop over `sys.modules` fails where another thread adds to them."""
+    if table:
+        publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
+    done = home.run(
+        """
+        import json, sys, torch
+        before = {*sys.modules}
+        import gemmtuned
+        from gemmtuned.hooks import activate
+        hook = activate.current()
+        assert gemmtuned.ready(30)
+        for _ in range(3):
+            torch.mm(torch.ones(4, 16), torch.ones(8, 16).t())
+            with hook.flusher._lock:
+                hook.flusher._flush()
+        gemmtuned.disable()
+        print(json.dumps(sorted({*sys.modules} - before)))
+        """,
+        fresh=True,
+    )
+
+    assert home.counts() == {("fp32:4x8x16,threads=2", "exact" if table else "miss"): 3}
+    assert done.said == []
+
+
+def test_our_thread_leaves_no_garbage_for_a_program_that_looks_for_leaks(home: Home) -> None:
+    done = home.run(
+        """
+        import gc, json, torch
+        from gemmtuned.hooks import activate
+        hook = activate.current()
+        x, w = torch.ones(4, 16), torch.ones(16, 8)
+
+        def turns():
+            for _ in range(3):
+                torch.mm(x, w)
+                hook.flusher.turn()
+
+        turns()
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        turns()
+        gc.collect()
+        print(json.dumps([repr(it) for it in gc.garbage]))
+        """
+    )
+
+    assert done.said == []
+
+
 @pytest.mark.parametrize(
     "device", [cpu_device(), H200, replace(H200, kind="rocm", arch="gfx942")], ids=lambda d: d.kind
 )
