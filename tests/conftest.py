@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import caught_logs
 import pytest
 from cpu_times import CpuTimes, add
 from fake_cuda_build import KEPT
@@ -31,6 +32,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 SOAK_S: Final = 3600
 MOST_WITHOUT_COMPILER: Final = 1000  # tests; with more of them each fork would import torch's, for 2.5 s of CPU time
 SERVER: Final = pytest.StashKey[ForkServer]()  # of programs in forks, which all forks of pytest ask
+GARBAGE: Final = (20_000, 20, 100)  # objects before a collection; Python's own are 700 (2,000), 10, 10
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side,
 # as it does with single tests that have the marker `alone`
 ALONE: Final = frozenset(("test_daemon_cpu_wait", "test_daemon_devices"))
@@ -44,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure each test, and run tests in forks where that is asked for."""
+    caught_logs.take_place()
     config.pluginmanager.register(CpuTimes(config.getoption("cpu_times")), "cpu-times")
     if config.getoption("side_by_side"):
         config.pluginmanager.register(SideBySide(config.getoption("side_by_side")), "side-by-side")
@@ -104,7 +107,12 @@ def leave_to_soak(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let no garbage collection of a test walk through thousands of tests and all of torch."""
+    """Let no garbage collection of a test walk through thousands of tests and all of torch, and few walk at all.
+
+    They were a twentieth of the CPU time of all tests: what tests allocate lives as long as they do, and goes by its
+    count of references.
+    """
+    gc.set_threshold(*GARBAGE)
     gc.collect()
     gc.freeze()
 
@@ -137,7 +145,8 @@ def our_loggers_stay() -> Iterator[None]:
     logger = logging.getLogger("gemmtuned")
     before = (logger.level, logger.propagate, logger.disabled, list(logger.handlers))
     yield
-    logger.setLevel(before[0])
+    if logger.level != before[0]:  # to set it makes all loggers forget what they may skip
+        logger.setLevel(before[0])
     logger.propagate, logger.disabled, logger.handlers[:] = before[1], before[2], before[3]
 
 

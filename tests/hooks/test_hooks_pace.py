@@ -76,7 +76,8 @@ def rows(generation: int) -> list[Any]:
 
 @contextmanager
 def collections() -> Iterator[list[int]]:
-    """The generation of each run of the collector's in this thread."""
+    """The generation of each run of the collector's in this thread, which are as many as in a program."""
+    before = gc.get_threshold()
     runs: list[int] = []
     me = threading.get_ident()
 
@@ -84,12 +85,14 @@ def collections() -> Iterator[list[int]]:
         if phase == "start" and threading.get_ident() == me:
             runs.append(info["generation"])
 
+    gc.set_threshold(700, 10, 10)
     gc.collect()
     gc.callbacks.append(note)
     try:
         yield runs
     finally:
         gc.callbacks.remove(note)
+        gc.set_threshold(*before)
 
 
 def test_a_large_table_makes_the_collector_run_hardly_ever(tmp_path: Path) -> None:
