@@ -123,7 +123,8 @@ class Solution:
     us and baseline_us: median device time of the solution and of torch's own choice in the same interleaved run;
     gain_low: lower bound of the 95 % interval of baseline/solution.  err and baseline_err: relative RMS error
     against the reference.  generation: the publication that brought it.  launch: for backends whose kernels are
-    published as binaries, the launch record as JSON (configs/launch.py), else empty.
+    published as binaries, the launch record as JSON (configs/launch.py), else empty.  beside: which engines' kernels
+    were in the race (configs/beside.py), empty for none.
     """
 
     problem: Problem
@@ -141,6 +142,7 @@ class Solution:
     state: str
     generation: int = 0
     launch: str = ""
+    beside: str = ""
 
     @property
     def candidate(self) -> Candidate:
@@ -152,7 +154,8 @@ class Solution:
         row = {**self.problem.row(), **{name: getattr(self, name) for name in _OWN}}
         if not self.problem.batch_invariant:  # so that versions without that column can still read these rows
             del row["batch_invariant"]
-        return {**row, "launch": self.launch} if self.launch else row
+        more = {"launch": self.launch, "beside": self.beside}
+        return {**row, **{name: text for name, text in more.items() if text}}
 
     @classmethod
     def from_row(cls, row: object) -> Solution:
@@ -188,14 +191,19 @@ class Solution:
 
             read_launch(launch)
         own["stamp"] = of_kernel(own["backend"], Candidate(own["backend"], own["config"]).kernel, own["stamp"])
-        return cls(problem=problem, **own, launch=launch)
+        beside = row.get("beside", "")
+        if beside:
+            from gemmtuned.configs.beside import checked  # few rows have it
+
+            beside = checked(beside)
+        return cls(problem=problem, **own, launch=launch, beside=beside or "")
 
 
 _OWN: Final = (
     "device", "mode", "covers", "backend", "config", "stamp",
     "us", "baseline_us", "gain_low", "err", "baseline_err", "state", "generation",
 )  # fmt: skip
-_NOT_THE_PROBLEMS: Final = frozenset((*_OWN, "launch"))
+_NOT_THE_PROBLEMS: Final = frozenset((*_OWN, "launch", "beside"))
 
 
 def slug(text: str, limit: int = 60) -> str:

@@ -87,7 +87,7 @@ class Verdicts:
             raise
 
 
-_MEASURED: Final = ("us", "baseline_us", "gain_low", "err", "baseline_err", "state", "generation", "launch")
+_MEASURED: Final = ("us", "baseline_us", "gain_low", "err", "baseline_err", "state", "generation", "launch", "beside")
 
 
 def _read(path: Path) -> tuple[Solution, str | None] | None:

@@ -18,7 +18,7 @@ from gemmtuned.db.solutions import HOLD, RETIRE, SERVING, raise_generation, solu
 
 _COLUMNS: Final = (
     "problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us, gain_low, err, "
-    "baseline_err, launch, conditions, others, recheck"
+    "baseline_err, launch, beside, conditions, others, recheck"
 )
 # A row lived at generation N when it came with N or before, and went after N. Pinned or not is not kept with it.
 _LIVED: Final = "s.generation <= :to AND (s.retired_generation IS NULL OR s.retired_generation > :to)"

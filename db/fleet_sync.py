@@ -23,7 +23,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 """
 _UNSHARED: Final = f"""
 SELECT {PROBLEM_COLUMNS}, s.id, h.key AS device, s.mode, s.covers, s.backend, s.config, s.stamp, s.us,
-    s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, 0 AS generation, '' AS launch,
+    s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, 0 AS generation, '' AS launch, '' AS beside,
     s.conditions, s.others, s.published_us, s.problem_id
 FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id
 WHERE s.retired_generation IS NULL AND s.environment_id = :environment AND s.state IN ('published', 'default_best')

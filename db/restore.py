@@ -172,7 +172,7 @@ class Restore(Part):
             INSERT,
             (
                 problem_id, device_id, environment_id, s.mode, s.covers, s.backend, s.config, s.stamp, s.us,
-                s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, "", None, None,
+                s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, s.beside, "", None, None,
                 "stale" if stays else s.state, s.generation, published.created_us, *end,
             ),
         )  # fmt: skip

@@ -248,12 +248,12 @@ def current_stamps(conn: sqlite3.Connection, environment_id: int) -> dict[str, s
 
 SOLUTION_SELECT: Final = (
     f"SELECT {PROBLEM_COLUMNS}, s.id, h.key AS device, s.mode, s.covers, s.backend, s.config, s.stamp, s.us, "  # noqa: S608
-    "s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, s.generation, s.launch "
+    "s.baseline_us, s.gain_low, s.err, s.baseline_err, s.state, s.generation, s.launch, s.beside "
     "FROM solution s JOIN problem p ON p.id = s.problem_id JOIN device h ON h.id = s.device_id "
 )
 _OWN: Final = (
     "device", "mode", "covers", "backend", "config", "stamp", "us", "baseline_us", "gain_low", "err", "baseline_err",
-    "state", "generation", "launch",
+    "state", "generation", "launch", "beside",
 )  # fmt: skip
 
 

@@ -25,9 +25,9 @@ WHERE s.problem_id = :problem AND s.device_id = :device AND s.mode = :mode AND s
 """  # noqa: S608
 INSERT: Final = """
 INSERT INTO solution (problem_id, device_id, environment_id, mode, covers, backend, config, stamp, us, baseline_us,
-    gain_low, err, baseline_err, launch, conditions, others, recheck, state, generation, published_us,
+    gain_low, err, baseline_err, launch, beside, conditions, others, recheck, state, generation, published_us,
     retired_generation, retired_us, reason)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 RETIRE: Final = """
 UPDATE solution SET state = ?, retired_generation = ?, retired_us = ?, reason = ?
@@ -246,7 +246,7 @@ class Solutions(Part):
             conn.execute(RETIRE, ("stale", generation, now_us, f"superseded by generation {generation}", ids))
         what = (
             s.mode, s.covers, s.backend, s.config, s.stamp,
-            s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, *measured,
+            s.us, s.baseline_us, s.gain_low, s.err, s.baseline_err, s.launch, s.beside, *measured,
         )  # fmt: skip
         state = "stale" if pinned else s.state
         conn.execute(INSERT, (problem_id, device_id, environment_id, *what, state, generation, now_us, *end))

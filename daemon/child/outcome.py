@@ -31,6 +31,7 @@ class Entrant:
     """A candidate that may win: its kernels and races by member.
 
     gain: as screened.  launch: where the backend has records, once its binary is where the daemon publishes from.
+    beside: engines' kernels that it has raced with, once it has (configs/beside.py).
     """
 
     candidate: Candidate
@@ -39,6 +40,7 @@ class Entrant:
     verdict: Checked = field(default_factory=lambda: Checked("ok", None, 0.0))
     races: dict[Problem, Race] = field(default_factory=dict)
     launch: str = ""
+    beside: str = ""
 
     @property
     def worst_gain(self) -> float:
@@ -70,10 +72,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """Torch's own time and error at the main member."""
+    """Torch's own time and error at the main member. beside: as of an Entrant."""
 
     us: float
     err: float
+    beside: str = ""
 
 
 def solution_of(asked: Question, winner: Entrant | None, default: Default, mode: str) -> Solution:
@@ -84,6 +87,7 @@ def solution_of(asked: Question, winner: Entrant | None, default: Default, mode:
             problem=asked.target, device=asked.environment.device.key, mode=mode, covers=asked.covers,
             backend=DEFAULT.backend, config=DEFAULT.config, stamp=environment.stamp_of(DEFAULT) or "", us=default.us,
             baseline_us=default.us, gain_low=1.0, err=default.err, baseline_err=default.err, state="default_best",
+            beside=default.beside,
         )  # fmt: skip
     run, chosen = winner.races[asked.main], winner.candidate
     return Solution(
@@ -91,6 +95,7 @@ def solution_of(asked: Question, winner: Entrant | None, default: Default, mode:
         backend=chosen.backend, config=chosen.config, stamp=environment.stamp_of(chosen) or "", us=run.us,
         baseline_us=run.baseline_us, gain_low=winner.gain_low, err=winner.verdict.err or 0.0,
         baseline_err=winner.verdict.baseline_err, state="published", launch=winner.launch,
+        beside=winner.beside,
     )  # fmt: skip
 
 

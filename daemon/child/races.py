@@ -64,15 +64,18 @@ class Races:
         pairs = self._pairs(arm, default_us, 2 * SCREEN_S, least=SCREEN_PAIRS[0], most=2 * SCREEN_PAIRS[1])
         return race(baseline, arm, clock=self._clock, pairs=pairs, coin=self._coin)
 
-    def in_earnest(self, entrant: Entrant, member: Problem, state: str) -> tuple[Race, str]:
+    def in_earnest(
+        self, entrant: Entrant, member: Problem, state: str, than: Entrant | None = None
+    ) -> tuple[Race, str]:
         """(a race on a device that was ours and not slowed down, its clock as text for the trial's note).
 
+        than: what it races with; None: torch's own.
         At the place before where the operands of this one leave no room for graphs.  Raises TryLater when the device
         stays slowed: nobody's fault, the problem's turn comes again.
         """
         while True:
             try:
-                return self._fair(entrant, member, state)
+                return self._fair(entrant, member, state, than)
             except CandidateFailed:
                 raise
             except REFUSALS:
@@ -80,21 +83,24 @@ class Races:
                     raise
             self._arms.step_back()
 
-    def _fair(self, entrant: Entrant, member: Problem, state: str) -> tuple[Race, str]:
+    def _fair(self, entrant: Entrant, member: Problem, state: str, than: Entrant | None) -> tuple[Race, str]:
         if not isinstance(self._clock, GraphClock):
-            return self.undisturbed(lambda: self._one(entrant, member, state)), ""
+            return self.undisturbed(lambda: self._one(entrant, member, state, than)), ""
         slowed: tuple[str, ...] = ()
         for attempt in range(3):
             if attempt:
                 time.sleep(COOL_S)
-            run, now = self._one(entrant, member, state), self._clock.condition()
+            run, now = self._one(entrant, member, state, than), self._clock.condition()
             slowed = now.slowed
             if not slowed:
                 return run, f" sm_mhz={now.sm_mhz}" if now.sm_mhz else ""
         raise TryLater(f"{member}: the device is slowed down ({', '.join(slowed)}), its races do not count")
 
-    def _one(self, entrant: Entrant, member: Problem, state: str) -> Race:
-        baseline = self._arms.arm(DEFAULT, self._arms.default[member], member)
+    def _one(self, entrant: Entrant, member: Problem, state: str, than: Entrant | None) -> Race:
+        rival, kernel = (
+            (DEFAULT, self._arms.default[member]) if than is None else (than.candidate, than.kernels[member])
+        )
+        baseline = self._arms.arm(rival, kernel, member)
         challenger = self._arms.arm(entrant.candidate, entrant.kernels[member], member)
         self._arms.watch(member, (baseline, challenger))
         try:

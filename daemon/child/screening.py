@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from gemmtuned.configs import beside
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
@@ -55,6 +56,7 @@ class Screening:
     ) -> None:
         self.default_us = 0.0
         self.wrong_at_first: dict[Candidate, str] = {}
+        self.timed: list[Entrant] = []  # of engines' kernels, those that ran
         self._members, self._arms, self._races, self._trials = members, arms, races, trials
         self._backends, self._torchs_alone = backends, torchs_alone
 
@@ -80,6 +82,8 @@ class Screening:
                 self._trials.report(candidate, "screen", "refused", started, note=first_line(err))
                 self._arms.forget(candidate)
                 continue
+            if candidate.backend in beside.BACKENDS:
+                self.timed.append(Entrant(candidate, kernels, gain))
             good = gain > _HOPELESS
             self._trials.report(
                 candidate, "screen", "ok" if good else "slower", started, us=run.us, note=f"gain={gain:.3f}"

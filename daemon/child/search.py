@@ -5,6 +5,7 @@
     Races       one race, and when its times count                          races.py
     Arms        operands in memory, and the candidates' calls on them       arms.py
     Trials      what the parent is told of each candidate                   trials.py
+    Beside      the winner raced with kernels of serving engines            engines.py
 
 Torch's default is timed first and is always a candidate.  All others are screened against it in short races, and the
 best few are verified.  Those that pass race the default for longer at every member of the unit, and the best of them
@@ -41,6 +42,7 @@ from gemmtuned.daemon.child.chain_search import tune_chain
 from gemmtuned.daemon.child.checks import Wrong
 from gemmtuned.daemon.child.clocks import clock_for
 from gemmtuned.daemon.child.compile_ahead import Compilers
+from gemmtuned.daemon.child.engines import Beside
 from gemmtuned.daemon.child.last_check import Winner, last_check
 from gemmtuned.daemon.child.measure import Clock
 from gemmtuned.daemon.child.measure_cuda import GraphClock
@@ -159,12 +161,16 @@ class _Contest:
             self.members, self._arms, self._races, self._trials, BACKENDS, torchs_alone=self._options.torchs_alone
         )
         entrants = self._verify(self._screening.run(offered))
+        self._engines = Beside(
+            self.members, self._environment, self._screening, self._races, self._trials, self._options
+        )
         if not self.default_err:
             self.default_err = default_error(self.main, default[self.main], device=self._device)
         winners = [e for e in entrants if self._race(e, attempt=1)]
         while winners:
             winner = preferred(winners)
             if self._wins_again(winner) and self._is_right_still(winner) and self._keep_binary(winner):
+                winner.beside = self._engines.of(winner)
                 return winner
             winners.remove(winner)
         return None
@@ -176,7 +182,8 @@ class _Contest:
             if eager_gain_low(winner.races[self.main], more_us) <= self._options.min_gain:
                 winner = None
         asked = Question(self.target, self._covers, self.main, self._environment)
-        return solution_of(asked, winner, Default(self._screening.default_us, self.default_err), mode)
+        default = Default(self._screening.default_us, self.default_err, self._engines.of_torchs())
+        return solution_of(asked, winner, default, mode)
 
     def _keep_binary(self, winner: Entrant) -> bool:
         started = self._trials.start(winner.candidate)

@@ -420,6 +420,7 @@ def test_bad_entries_of_a_lookup_table_are_rejected_and_devices_kept(tmp_path: P
 
 def test_a_folder_of_ours_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     solutions = [made(Problem(m=8, n=64, k=64)), made(Problem(m=16, n=64, k=64), "torch_swap", covers="fine")]
+    solutions.append(made(Problem(m=8, n=96, k=64), beside='{"vllm_cutlass":["0.32.0",1.1]}'))
 
     manifest, left = bundle.write(tmp_path / "out", solutions, generation=7, binaries=tmp_path)
 

@@ -14,6 +14,7 @@ import pytest
 from fakes import DEVICE, ENVIRONMENT, NEWER, solution
 
 from gemmtuned._testing import faults
+from gemmtuned.configs.beside import Peer, text_of
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.manifest import MANIFEST, read_manifest, read_table
 from gemmtuned.configs.problem import Problem
@@ -22,6 +23,7 @@ from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store
 
 NOW = 1_800_000_000.0
+BESIDE = text_of({"vllm_cutlass": Peer("0.32.0", 1.1)})
 
 
 class Home:
@@ -94,8 +96,9 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_store_that_was_deleted_gets_all_back_and_nothing_is_published_anew(
     home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for n in range(64, 70):
+    for n in range(64, 69):
         home.install(n)
+    home.install(69, beside=BESIDE)
     home.install(64, environment=NEWER)
     generation = home.publish()
     before = files(home.folder)
@@ -107,6 +110,7 @@ def test_a_store_that_was_deleted_gets_all_back_and_nothing_is_published_anew(
     assert files(home.folder) == before
     assert "taken back from published tables" in caplog.text and "solutions=7" in caplog.text
     assert home.in_store() == [64, 64, 65, 66, 67, 68, 69]
+    assert [s.problem.n for s in home.store.solutions.published()[1] if s.beside == BESIDE] == [69]
     assert home.store.solutions.generation() == generation
     assert home.store.check() == []
     with sqlite3.connect(home.db) as conn:  # with its device and environments as they were

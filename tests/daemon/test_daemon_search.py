@@ -10,6 +10,7 @@ import torch
 from noise import NoisyClock
 from planted_kernels import Planted
 
+from gemmtuned.configs.beside import FASTER, Peer, peers_of, standing
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
@@ -26,6 +27,7 @@ from gemmtuned.kernels.kernel import StatelessKernel
 
 PROBLEM = Problem(m=4, n=16, k=32, dtype="fp32", threads=1)
 TORCH = Candidate("torch")
+ENGINE = "_C::cutlass_scaled_mm"
 
 
 class Table:
@@ -439,6 +441,60 @@ def test_a_bucket_needs_right_results_at_every_member(table):
     table.plant("fast", wrong_at_31)
     assert table.tune(quiet(fast=100.0), MEMBERS, "fine", PROBLEM.with_m(32)).state == "default_best"
     assert ("verify", "wrong") in table.phases("fast")
+
+
+def test_the_winner_is_raced_with_engines_kernels_that_are_here(table):
+    table.plant("fast")
+    table.plant("vllm_cutlass")
+
+    def no_image(a, b, bias=None):
+        raise RuntimeError("no kernel image is available")
+
+    table.plant("sglang_fp8", no_image)
+    solution = table.tune(quiet(fast=150.0, vllm_cutlass=180.0))
+
+    peers = peers_of(solution.beside)
+    assert solution.backend == "fast" and set(peers) == {"vllm_cutlass", "sglang_fp8"}
+    assert peers["sglang_fp8"] == Peer("1", None)
+    assert peers["vllm_cutlass"].version == "1" and 1.1 < peers["vllm_cutlass"].low < 180 / 150
+    [told] = [r for r in table.reports if r.candidate.backend == "vllm_cutlass" and "race with fast" in r.note]
+    assert told.us == pytest.approx(180, rel=0.05)
+    assert standing(ENGINE, "fast", solution.beside, "1").won
+
+
+@pytest.mark.parametrize(("us", "wins"), [(151.0, "fast"), (100.0, "vllm_cutlass"), (300.0, "torch")])
+def test_an_engines_kernel_that_does_not_lose_keeps_its_calls(table, us, wins):
+    """A tie that the simpler backend has, the engine's own kernel as the winner, and torch's own as the best of all."""
+    table.plant("fast").order -= 1
+    table.plant("vllm_cutlass")
+    solution = table.tune(quiet(fast=150.0 if us < 200 else 250.0, vllm_cutlass=us))
+    assert solution.backend == wins
+    assert 0.5 < peers_of(solution.beside)["vllm_cutlass"].low < (2 if wins == "torch" else FASTER)
+    assert wins == "torch" or not standing(ENGINE, wins, solution.beside, "1").won
+
+
+def test_what_an_engines_kernel_takes_at_its_best_member_counts(table):
+    table.plant("fast")
+    table.plant("vllm_cutlass")
+
+    class FastAtLargest(NoisyClock):
+        def forget(self, arm): ...
+
+        def us(self, arm, copies):
+            wins = arm.name == "vllm_cutlass" and arm.calls[0]().shape[0] == 31
+            return super().us(arm, copies) * (0.8 if wins else 1)
+
+    clock = FastAtLargest({"fast": 150.0, "vllm_cutlass": 180.0}, jitter=0.01, drift=0.0, burst=0.0, second=0.0)
+    solution = table.tune(clock, MEMBERS, "fine", PROBLEM.with_m(32))
+    assert solution.backend == "fast" and peers_of(solution.beside)["vllm_cutlass"].low < 1
+
+
+def test_an_engines_kernel_that_was_not_to_be_tried_is_not_said_to_be_unable(table):
+    for name in ("fast", "vllm_cutlass"):
+        table.plant(name)
+    clock = quiet(fast=150.0, vllm_cutlass=180.0)
+    assert table.tune(clock, only=(Candidate("fast"),)).beside == ""
+    assert table.tune(clock, skip=(Candidate("vllm_cutlass"),)).beside == '{"vllm_cutlass":["1",null]}'
 
 
 def test_a_win_in_one_race_only_is_not_published(table):
