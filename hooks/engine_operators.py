@@ -21,6 +21,7 @@ from gemmtuned.configs.value_class import value_class
 
 FORMS: Final = ("kn", "nk", "opaque", "opaque batched", "weights", "shuffled", "pairs")  # index: Form of foreign.h
 ROUTED: Final = 16  # kRouted of foreign.h
+_ENGINE_SHIFT: Final = 8  # kEngineShift of call.h
 
 
 @value_class(kw_only=True)
@@ -34,7 +35,8 @@ class Operator:
     form: `kn` for W [K, N] as torch's _scaled_mm takes it, `shuffled` for the same in AITER's order, `nk` for [N, K],
     `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
     the weight is quantised, `pairs` for [N, K / 2] of two numbers a byte, as X holds them.
-    routed: calls that torch's own product could take may be served by the solutions for it, into y.
+    routed: calls that torch's own product could take may be served by the solutions for it; where it is an engine's, by
+    those that have won over its own kernel.  engine: its place among those of configs/beside.py, from 1; 0: it is none.
     """
 
     schema: str
@@ -49,6 +51,7 @@ class Operator:
     sums_w: str = ""
     form: str = "opaque"
     routed: bool = False
+    engine: int = 0
 
     @property
     def name(self) -> str:
@@ -63,7 +66,7 @@ class Operator:
     @property
     def code(self) -> int:
         """Its form for Native.stand_before."""
-        return FORMS.index(self.form) | (ROUTED if self.routed else 0)
+        return FORMS.index(self.form) | (ROUTED if self.routed else 0) | self.engine << _ENGINE_SHIFT
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -85,18 +88,19 @@ def _vllm() -> tuple[Operator, ...]:
         Operator(
             schema="_C::cutlass_scaled_mm(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
             "Tensor? bias) -> ()",
-            y="out", x="a", w="b", scale_x="a_scales", scale_w="b_scales", bias="bias", form="kn", routed=True,
+            y="out", x="a", w="b", scale_x="a_scales", scale_w="b_scales", bias="bias",
+            form="kn", routed=True, engine=1,
         ),
         Operator(
             schema="_C::cutlass_scaled_mm_azp(Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
             "Tensor azp_adj, Tensor? azp, Tensor? bias) -> ()",
             y="out", x="a", w="b", scale_x="a_scales", scale_w="b_scales", bias="bias", zero_x="azp", sums_w="azp_adj",
-            form="kn",
+            form="kn", routed=True, engine=2,
         ),
         Operator(
             schema="vllm::fp8_gemm_nt_op(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, "
             "Tensor output, bool use_deep_gemm_e8m0) -> ()",
-            y="output", x="q_input", w="weight", scale_x="input_scale", scale_w="weight_scale", form="nk",
+            y="output", x="q_input", w="weight", scale_x="input_scale", scale_w="weight_scale", form="nk", engine=3,
         ),
         Operator(
             schema="vllm::w8a8_triton_block_scaled_mm_func(Tensor qx, Tensor weight, Tensor x_scale, "
@@ -200,13 +204,16 @@ def _vllm_on_cpus() -> tuple[Operator, ...]:
 def _sglang() -> tuple[Operator, ...]:
     """sgl_kernel 0.3 to 0.5, for GPUs and for CPUs."""
     scaled = "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, int out_dtype, Tensor? bias) -> (Tensor)"
-    plain = partial(Operator, x="mat_a", w="mat_b", scale_x="scales_a", scale_w="scales_b", out="out_dtype", form="kn")
+    plain = partial(
+        Operator, x="mat_a", w="mat_b", scale_x="scales_a", scale_w="scales_b", out="out_dtype", form="kn", routed=True
+    )
     return (
-        plain(schema=f"sgl_kernel::fp8_scaled_mm{scaled}", bias="bias"),
-        plain(schema=f"sgl_kernel::int8_scaled_mm{scaled}", bias="bias"),
+        plain(schema=f"sgl_kernel::fp8_scaled_mm{scaled}", bias="bias", engine=4),
+        plain(schema=f"sgl_kernel::int8_scaled_mm{scaled}", bias="bias", engine=5),
         plain(
             schema="sgl_kernel::fp8_blockwise_scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, "
-            "int out_dtype) -> (Tensor)"
+            "int out_dtype) -> (Tensor)",
+            engine=6,
         ),
         Operator(
             schema="sgl_kernel::gptq_marlin_gemm(Tensor a, Tensor? c_or_none, Tensor b_q_weight, Tensor b_scales, "

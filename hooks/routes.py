@@ -24,6 +24,7 @@ from gemmtuned.hooks.native import Native, Row
 from gemmtuned.hooks.native.launches import conditions, kernel_launch, library_launch, operator_call
 from gemmtuned.hooks.native.structures import RowBlocks
 from gemmtuned.hooks.overrides import schema_of
+from gemmtuned.hooks.unserved import engines_of
 
 log = logging.getLogger("gemmtuned.hooks")
 # Backends of ours whose routes need a record, and of which kind. Others' are registered operators
@@ -51,7 +52,9 @@ class Routes:
             if problem.family == "moe":  # gemmtuned.ops.fused_moe asks the table itself
                 continue
             code = NATIVE_CODES.get(solution.backend, OPERATOR_CODE)
-            row = Row(problem, covers, solution.mode, ident_of(solution, packed), code, place)
+            row = Row(
+                problem, covers, solution.mode, ident_of(solution, packed), code, place, engines=engines_of(solution)
+            )
             try:
                 yield self._complete(row, solution, int(place.partition(":")[2] or 0))
             except OperatorMissing as err:  # it may come with a module that the program imports later
@@ -77,34 +80,34 @@ class Routes:
         if backend == ROWS:
             rows = read_rows(solution.config)
             own = conditions(of_operands(rows.kernel, but="x"), rank)
-            return row._replace(launch=RowBlocks(NATIVE_CODES[rows.kernel], rows.block, rows.grain), conditions=own)
+            return row.but(launch=RowBlocks(NATIVE_CODES[rows.kernel], rows.block, rows.grain), conditions=own)
         if backend in NATIVE_CODES and backend not in LAUNCHED:
             swaps = backend == "torch_swap"
             if slots_of(problem) - {"x", "w", "y", "bias"} - ({"c"} if swaps else set()):
                 raise TableError(f"backend {backend} does not run {problem.family} problems")
-            return row._replace(conditions=conditions(of_operands(backend), rank), scales_sums=swaps)
+            return row.but(conditions=conditions(of_operands(backend), rank), scales_sums=swaps)
         record = read_launch(solution.launch)
         if type(record) is not LAUNCHED.get(backend, OperatorLaunch):
             raise TableError(f"its launch record is not one of backend {backend}")
         record.check_for(problem)
         if problem.batch_invariant and not isinstance(record, KernelLaunch):  # X is cut to fit a binary alone
             raise TableError(f"backend {backend} has no binary, which batch-invariant products run by")
-        row = row._replace(conditions=conditions(record.checked, rank))
+        row = row.but(conditions=conditions(record.checked, rank))
         if isinstance(record, OperatorLaunch):
             if schema_of(record.operator) is None:
                 raise OperatorMissing(record.operator)
             called = operator_call(record)
             self._native.check_operator(called)
-            return row._replace(launch=called, scales_sums={"alpha", "beta"} <= set(record.arguments))
+            return row.but(launch=called, scales_sums={"alpha", "beta"} <= set(record.arguments))
         if isinstance(record, LibraryLaunch):
             version = solution.stamp.partition("/")[0]
             if version != str(self._native.cublaslt_version):
                 raise TableError(f"made with cuBLASLt {version}, launches here call {self._native.cublaslt_version}")
-            return row._replace(launch=library_launch(record), scales_sums=True)
+            return row.but(launch=library_launch(record), scales_sums=True)
         assert isinstance(record, KernelLaunch)
         key = (device, record.binary, record.name)
         if key not in self._kernels:
             image = read_binary(self._folder, record.binary)
             self._kernels[key] = self._native.load_kernel(device, image, record.name, record.shared, record.cluster)
         chain_rows = record.at_most("x.size0") or 0 if problem.batch_invariant else 0
-        return row._replace(launch=kernel_launch(record, self._kernels[key], rank), chain_rows=chain_rows)
+        return row.but(launch=kernel_launch(record, self._kernels[key], rank), chain_rows=chain_rows)

@@ -144,8 +144,10 @@ inline bool is_copied(const Tensor& y, const Tensor& checked) {
 }
 
 // Flags of a call. ROUTABLE: a route can serve it. NO_BATCH: x and w are 2-D, torch's operands have a batch of 1 in front.
-// UNCHECKED: stock overwrites or frees operands, so the result cannot be compared with stock's.
+// UNCHECKED: stock overwrites or frees operands, so the result cannot be compared with stock's. Above them stands the number
+// of the engine's operator that is called; its own kernel, which is stock then, may be faster than a route (routes.h).
 enum CallFlags : int { COUNTED_ONLY = 0, ROUTABLE = 1, NO_BATCH = 2, UNCHECKED = 4 };
+constexpr int kEngineShift = 8;
 
 // Whether the route takes operands with these strides; a call that it does not take runs on stock torch, without blame.
 template <class Device>
@@ -207,15 +209,19 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     }
     if (!g_captures_graphs.exchange(true, std::memory_order_relaxed)) g_epoch.fetch_add(1);  // for before_captures
     try {
-      g_captures.add(Device::capture_id(slots.x()), key, seen);
+      const int by = flags & ROUTABLE ? flags >> kEngineShift : Captures::NOBODY;
+      g_captures.add(Device::capture_id(slots.x()), key, seen, by);
     } catch (...) {  // its replays are not counted; the call has been made
     }
   };
   Outcome outcome = found.outcome;
   Route* route = found.route;
   std::exception_ptr failure;
-  if (route && route->code != STOCK) {
-    if (flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots) &&
+  const int engine = flags >> kEngineShift;
+  if (route && route->code != STOCK && !(engine && found.engines.are_as_good(engine))) {
+    const bool fair = !engine || found.engines.lost(engine);
+    if (!fair && flags & ROUTABLE) cell->note_unserved(engine);
+    if (fair && flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots) &&
         may_serve_capture(*route, key)) {
       Tensor checked;
       try {

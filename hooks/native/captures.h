@@ -14,21 +14,24 @@ namespace gemmtuned {
 
 class Captures {
  public:
+  static constexpr int NOBODY = -1;
+
   // A graph is being captured under this id, and the driver will report its end: only of such is anything kept.
   void expect(uint64_t id) {
     std::lock_guard<std::mutex> hold(mutex_);
     if (id && captures_.size() < kMost) captures_[id];
   }
 
-  void add(uint64_t id, const Problem& key, Outcome outcome) {
+  // by: the number of the engine's operator that made the launch, 0 for any other, NOBODY where no route may serve it.
+  void add(uint64_t id, const Problem& key, Outcome outcome, int by = 0) {
     std::lock_guard<std::mutex> hold(mutex_);
     const auto capture = captures_.find(id);
     if (capture == captures_.end()) return;
     auto& entries = capture->second.entries;
-    const auto same = [&](const Entry& e) { return e.outcome == outcome && e.key == key; };
+    const auto same = [&](const Entry& e) { return e.outcome == outcome && e.by == by && e.key == key; };
     const auto found = std::find_if(entries.begin(), entries.end(), same);
     if (found != entries.end()) ++found->launches;
-    else entries.push_back({key, outcome, 1, 0});
+    else entries.push_back({key, outcome, 1, 0, by});
   }
 
   void replayed(uint64_t id, uint64_t times) {
@@ -51,7 +54,7 @@ class Captures {
     uint64_t launches = 0;
     for (const auto& [id, capture] : captures_)
       for (const Entry& e : capture.entries)
-        if (!capture.gone && e.outcome == MISS && look_up(e.key).outcome != MISS) launches += e.launches;
+        if (!capture.gone && e.outcome == MISS && is_served(e.by, look_up(e.key))) launches += e.launches;
     return launches;
   }
 
@@ -62,7 +65,7 @@ class Captures {
       auto& [entries, replays, gone] = capture->second;
       for (Entry& e : entries) {
         if (e.seen == replays) continue;
-        out.push_back({e.key, {}, 0, 0});
+        out.push_back({e.key, {}, 0, 0, 0});
         out.back().calls[e.outcome] = (replays - e.seen) * e.launches;
         e.seen = replays;
       }
@@ -83,7 +86,13 @@ class Captures {
     Problem key;
     Outcome outcome;
     uint64_t launches, seen;  // seen: replays that were drained
+    int by;
   };
+  static bool is_served(int by, const Found& found) {
+    if (found.outcome == MISS) return false;
+    if (by == 0 || found.route->code == STOCK) return true;
+    return by != NOBODY && (found.engines.lost(by) || found.engines.are_as_good(by));
+  }
   struct Capture {
     std::vector<Entry> entries;
     uint64_t replays = 0;

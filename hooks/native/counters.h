@@ -24,7 +24,8 @@ constexpr uint64_t kSampleMask = 63;                     // one call in 64 is ti
 struct alignas(64) Cell {
   Problem key;
   std::atomic<bool> used{false};
-  std::atomic<uint64_t> calls[3]{};  // by Outcome
+  std::atomic<uint16_t> unserved{0};  // engines' operators, a bit each, whose call a row here might not serve
+  std::atomic<uint64_t> calls[3]{};   // by Outcome
   std::atomic<uint64_t> sampled_calls{0}, sampled_ns{0};
   uint64_t seen_calls[3] = {0, 0, 0}, seen_sampled_calls = 0, seen_sampled_ns = 0;  // the drainer alone uses these
   uint64_t epoch = 0;  // the owner alone uses this and what follows
@@ -33,6 +34,11 @@ struct alignas(64) Cell {
   void add(Outcome outcome) {
     auto& n = calls[outcome];
     n.store(n.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  // The drainer takes the bits away: one that it takes in the middle of this comes with the next such call.
+  void note_unserved(int engine) {
+    const auto all = static_cast<uint16_t>(unserved.load(std::memory_order_relaxed) | 1u << engine);
+    unserved.store(all, std::memory_order_relaxed);
   }
   // Whether to time this call, a miss. Not the first: it may build primitives.
   bool due() const { return (calls[MISS].load(std::memory_order_relaxed) & kSampleMask) == 1; }
@@ -53,7 +59,7 @@ struct Segment {
 
 struct Record {  // what drain() gives; mirrored in hooks/native/records.py
   Problem key;
-  uint64_t calls[3], sampled_calls, sampled_ns;
+  uint64_t calls[3], sampled_calls, sampled_ns, unserved;
 };
 
 class Counters;
@@ -179,6 +185,7 @@ class Counters {
       }
       if (!used) heir.key = rest.key, ++left_->filled;
       for (int o = 0; o < 3; ++o) heir.calls[o].fetch_add(rest.calls[o], std::memory_order_relaxed);
+      heir.unserved.fetch_or(static_cast<uint16_t>(rest.unserved), std::memory_order_relaxed);
       heir.sampled_ns.fetch_add(rest.sampled_ns, std::memory_order_relaxed);
       heir.sampled_calls.fetch_add(rest.sampled_calls, std::memory_order_relaxed);
       heir.used.store(true, std::memory_order_release);
@@ -209,6 +216,7 @@ class Counters {
       any |= r.calls[o] = now - c.seen_calls[o];
       c.seen_calls[o] = now;
     }
+    r.unserved = any ? c.unserved.exchange(0, std::memory_order_relaxed) : 0;
     std::swap(c.seen_sampled_calls, r.sampled_calls);
     std::swap(c.seen_sampled_ns, r.sampled_ns);
     r.sampled_calls = c.seen_sampled_calls - r.sampled_calls;

@@ -2,8 +2,8 @@
 //
 // One boxed kernel stands in front of all of them, without being built against any. A table (hooks/foreign.py) says of each
 // operator which argument is what; its schema is compared first, so that an operator that has changed is left alone. What
-// is a scaled product of plain operands has the key of torch's own, and is routed where it writes into an argument; what
-// keeps its weight in a form of its own is counted.
+// is a scaled product of plain operands has the key of torch's own, and is routed where the solution has won over the
+// engine's kernel, too; what keeps its weight in a form of its own is counted.
 #pragma once
 #include <torch/version.h>
 
@@ -31,8 +31,9 @@ struct ForeignFacts {  // numbers of arguments, -1: there is none
   int8_t y, x, w, scale_x, scale_w, bias, zero_x, sums_w;
   int8_t out;  // the result's ScalarType, where there is no y
   uint8_t form;
-  bool routed;     // a route may serve it: it writes into y, and its product is one of torch's
-  uint8_t family;  // the family of another package that declared the operator; 0: it is an engine's
+  bool routed;     // a route may serve it: its product is one of torch's
+  uint8_t family;  // the family of another package that declared the operator; 0: it is an engine's, or ours
+  uint8_t engine;  // its number among engines' operators whose calls a solution may serve that has won over its kernel
 };
 
 // STANDS: ours is registered. LEAVING: one thread takes it back. GONE: it has.
@@ -151,14 +152,14 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     return y;
   };
   // operands that torch's own operator would refuse may be right for the engine's: such a call is left to it
-  const auto fits = [&](int64_t n) {
-    const bool plain_bias = !has_bias || (bias.dim() == 1 && bias.size(0) == n && y.defined() &&
-                                          bias.scalar_type() == y.scalar_type() && bias.device() == x.device());
-    const bool fits_y =
-        y.defined() && y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == n && y.device() == x.device();
+  const auto fits = [&](int64_t n, at::ScalarType out) {
+    const bool plain_bias =
+        !has_bias || (bias.dim() == 1 && bias.size(0) == n && bias.scalar_type() == out && bias.device() == x.device());
+    const bool fits_y = !y.defined() || (y.dim() == 2 && y.size(0) == x.size(0) && y.size(1) == n &&
+                                         y.device() == x.device() && !it->returns);
     const auto here = [&](const Tensor& t) { return !t.defined() || t.device() == x.device(); };
     const bool others_here = here(scale_x) && here(scale_w) && here(zero_x) && here(sums_w);
-    return f.routed && it->is_alone && !it->returns && plain_bias && fits_y && others_here;
+    return f.routed && it->is_alone && plain_bias && fits_y && others_here;
   };
   if (f.form == WEIGHTS || f.form == PAIRS) {
     const auto is_flat = [](const Tensor& t) { return t.defined() && t.dim() == 2; };
@@ -171,7 +172,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_W] = &of_b;
     if (pairs) slots.t[SLOT_SCALE_X] = &scale_x;
     // no live check: it works the size of the result out from the operands, which bytes of two codes do not tell
-    call<Device>(p, slots, fits(b.size(1)) ? ROUTABLE | UNCHECKED : COUNTED_ONLY, counted, &y);
+    call<Device>(p, slots, fits(b.size(1), y.scalar_type()) ? ROUTABLE | UNCHECKED : COUNTED_ONLY, counted, &y);
     if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
     return;
   }
@@ -191,10 +192,20 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
     slots.t[SLOT_ZERO_X] = zero_x.defined() ? &zero_x : nullptr;
     slots.t[SLOT_SUMS_W] = sums_w.defined() ? &sums_w : nullptr;
-    // solutions of int8 have won over torch's `_int_mm` and scales behind it, which says nothing of an engine's kernel
-    const bool fair = it->is_ours || x.scalar_type() != at::kChar;
-    const bool routable = fair && fits(b.size(1));
-    call<Device>(p, slots, !routable ? COUNTED_ONLY : held ? ROUTABLE : ROUTABLE | UNCHECKED, counted, &y);
+    const bool routable = (it->is_ours || f.engine) && fits(b.size(1), static_cast<at::ScalarType>(p.out_dtype));
+    const int flags = (!routable ? COUNTED_ONLY : held ? ROUTABLE : ROUTABLE | UNCHECKED) | f.engine << kEngineShift;
+    if (!y.defined()) {
+      const Tensor made = call<Device>(p, slots, flags, [&]() -> Tensor {
+        stock();
+        is_done = true;
+        return stack->back().toTensor();
+      });
+      if (is_done) return;
+      torch::jit::drop(*stack, it->arguments);
+      stack->emplace_back(made);
+      return;
+    }
+    call<Device>(p, slots, flags, counted, &y);
     if (!is_done) torch::jit::drop(*stack, it->arguments);  // the route wrote into y
     return;
   }

@@ -15,6 +15,7 @@ struct GtRow {
   const Cond* conditions;
   int32_t condition_count, scales_sums;  // scales_sums: of Route, as chain_rows
   int64_t chain_rows;
+  uint32_t engines, unused;  // engines: the bits of Engines
 };
 
 struct GtFailure {
@@ -34,6 +35,7 @@ inline const char* mirrored_fields() {
       GEMMTUNED_FIELD(Record, calls),
       GEMMTUNED_FIELD(Record, sampled_calls),
       GEMMTUNED_FIELD(Record, sampled_ns),
+      GEMMTUNED_FIELD(Record, unserved),
       GEMMTUNED_FIELD(Cond, slot),
       GEMMTUNED_FIELD(Cond, what),
       GEMMTUNED_FIELD(Cond, dim),
@@ -90,6 +92,8 @@ inline const char* mirrored_fields() {
       GEMMTUNED_FIELD(GtRow, condition_count),
       GEMMTUNED_FIELD(GtRow, scales_sums),
       GEMMTUNED_FIELD(GtRow, chain_rows),
+      GEMMTUNED_FIELD(GtRow, engines),
+      GEMMTUNED_FIELD(GtRow, unused),
       GEMMTUNED_FIELD(GtFailure, id),
       GEMMTUNED_FIELD(GtFailure, how),
       GEMMTUNED_FIELD(GtFailure, reason),

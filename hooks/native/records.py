@@ -42,6 +42,7 @@ class Record(ctypes.Structure):
         ("calls", ctypes.c_uint64 * 3),
         ("sampled_calls", ctypes.c_uint64),
         ("sampled_ns", ctypes.c_uint64),
+        ("unserved", ctypes.c_uint64),
     )
 
 
@@ -57,6 +58,8 @@ class GtRow(ctypes.Structure):
         ("condition_count", ctypes.c_int32),
         ("scales_sums", ctypes.c_int32),
         ("chain_rows", ctypes.c_int64),
+        ("engines", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
     )
 
 
@@ -95,6 +98,11 @@ class Row(NamedTuple):
     conditions: Sequence[Cond] = ()
     scales_sums: bool = False  # takes any alpha and beta
     chain_rows: int = 0  # of a batch-invariant problem: rows of X at a time
+    engines: int = 0  # bits of `Engines` of routes.h
+
+    def but(self, **changes: Any) -> Row:
+        """The same with these values. `_replace` makes the collector count one object more for a tuple above 10."""
+        return Row(**{**self._asdict(), **changes})
 
 
 def pack(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> PackedProblem:
@@ -127,7 +135,9 @@ class PackedRows:
 
     def _add(self, row: Row) -> None:
         key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
-        packed = GtRow(key, row.ident, row.code, scales_sums=row.scales_sums, chain_rows=row.chain_rows)
+        packed = GtRow(
+            key, row.ident, row.code, scales_sums=row.scales_sums, chain_rows=row.chain_rows, engines=row.engines
+        )
         packed.condition_count = len(row.conditions)
         if row.launch is not None:
             packed.launch = len(self._launches) + 1
@@ -169,12 +179,12 @@ def sightings(record: Record, phase: str = "") -> Iterator[Sighting]:
     kind = key.PLACES[record.key.device_type]
     place = kind if kind == "cpu" else f"{kind}:{record.key.device_index}"
     # samples belong to the problem, not to an outcome: they go with the first outcome that has calls
-    samples = (record.sampled_calls, record.sampled_ns / 1000)
+    samples, unserved = (record.sampled_calls, record.sampled_ns / 1000), record.unserved
     for outcome, calls in zip(OUTCOMES, record.calls, strict=True):
         if calls or samples[0]:
             graph = bool(record.key.flags & key.FLAGS["GRAPH"])
-            yield Sighting(problem, outcome, calls, graph, *samples, place, phase)
-            samples = (0, 0.0)
+            yield Sighting(problem, outcome, calls, graph, *samples, place, phase, unserved)
+            samples, unserved = (0, 0.0), 0
 
 
 @cache

@@ -81,9 +81,21 @@ inline Route* next_untold() noexcept {
   return first;
 }
 
+// An engine's operator (hooks/engine_operators.py) by its number from 1; 0: a product of torch's, or of our own operators.
+constexpr int kMostEngines = 15;
+
+// Which engines' calls a row may serve, a bit each by number: in the lower half those whose kernel has lost a race with it,
+// in the upper half those whose own kernel is as good, so that the call is served by running it.
+struct Engines {
+  uint32_t bits = 0;
+  bool lost(int number) const { return bits >> number & 1; }
+  bool are_as_good(int number) const { return bits >> (number + 16) & 1; }
+};
+
 struct Found {
   Route* route = nullptr;
   Outcome outcome = MISS;
+  Engines engines{};
 };
 
 class RouteTable {
@@ -91,7 +103,7 @@ class RouteTable {
   explicit RouteTable(uint64_t generation) : generation(generation) {}
   const uint64_t generation;
 
-  void add(const Problem& key, Route* route) { rows_.emplace(key, route); }
+  void add(const Problem& key, Route* route, Engines engines) { rows_.emplace(key, std::make_pair(route, engines)); }
   size_t size() const { return rows_.size(); }
 
   // Exact M, then the fine bucket, then the coarse one. A failed route is a miss.
@@ -101,8 +113,8 @@ class RouteTable {
       key.covers = covers;
       key.m = static_cast<uint32_t>(padded_m(problem.m, problem.n, covers));
       const auto row = rows_.find(key);
-      if (row != rows_.end() && !row->second->failed.load(std::memory_order_acquire))
-        return {row->second, covers == EXACT ? EXACT_HIT : PADDED_HIT};
+      if (row != rows_.end() && !row->second.first->failed.load(std::memory_order_acquire))
+        return {row->second.first, covers == EXACT ? EXACT_HIT : PADDED_HIT, row->second.second};
     }
     return {};
   }
@@ -111,7 +123,7 @@ class RouteTable {
   struct Hash {
     size_t operator()(const Problem& p) const { return p.hash(); }
   };
-  std::unordered_map<Problem, Route*, Hash> rows_;
+  std::unordered_map<Problem, std::pair<Route*, Engines>, Hash> rows_;
 };
 
 }  // namespace gemmtuned

@@ -47,7 +47,7 @@ inline void load_table(const GtRow* rows, size_t count, uint64_t generation) {
     const uint64_t name = static_cast<uint64_t>(static_cast<uint32_t>(rows[i].id)) << 32 | where;
     auto known = g_interned.find(name);
     if (known == g_interned.end()) known = g_interned.emplace(name, made_route(rows[i])).first;
-    table->add(rows[i].key, known->second.get());
+    table->add(rows[i].key, known->second.get(), Engines{rows[i].engines});
   }
   g_retired.reserve(g_retired.size() + 1);
   g_retired.push_back(g_table.exchange(table.release(), std::memory_order_seq_cst));

@@ -11,73 +11,10 @@ from typing import Any
 
 import pytest
 from fake_cuda_build import PRELUDE, build_fakes
+from fake_families import ENGINE, OPERANDS, SCALED
 from hooked import Home
 
 from gemmtuned.hooks import native
-
-OPERANDS = """
-    from contextlib import suppress
-    from dataclasses import replace
-    from itertools import count
-    from gemmtuned.configs.launch import LibraryLaunch
-    idents = count(7)
-
-    def served(problem, record, code, launch, more=()):
-        hook.install()
-        rows = [native.Row(p, "exact", "eager", next(idents), c, "cuda:0", one, packed.conditions(r.checked, rank),
-                           scales_sums=c == 6)
-                for p, r, c, one in [(problem, record, code, launch), *more]
-                for rank in [3 if p.family == "batched" else 2]]
-        hook.load(rows, 1)
-        hook.set_mode(native.CAPTURE | native.DISPATCH)
-
-    def library(problem, *conditions, **more):
-        types = dict(x=problem.dtype, w=problem.wdtype, y=problem.out_dtype, bias=problem.out_dtype)
-        record = LibraryLaunch(library="cublaslt", algo="00" * 64, layout="nt", types=types, **more,
-                               conditions=tuple(Condition(*c) for c in conditions))
-        record.check_for(problem)
-        return record, 6, packed.library_launch(record)
-
-    def host(t):
-        return torch.ops.fake.on_host(t)
-
-    def outcomes():
-        return sorted(f"{s.problem.family} {s.outcome} {s.calls}" for s in hook.drain() if s.place != "cpu")
-"""
-SCALED = """
-    x8 = torch.randint(-2, 3, (4, 16)).to(torch.float8_e4m3fn)
-    w8 = torch.randint(-2, 3, (8, 16)).to(torch.float8_e4m3fn)
-    sx, sw = torch.exp2(torch.randint(-2, 3, (4, 1)).float()), torch.exp2(torch.randint(-2, 3, (8, 1)).float())
-    right = ((x8.float() * sx) @ (w8.float() * sw).t()).bfloat16()
-    gx8, gw8, gsx, gsw = to_gpu(x8, w8, sx, sw)
-    problem = Problem(family="scaled", m=4, n=8, k=16, dtype="fp8_e4m3", wdtype="fp8_e4m3", out_dtype="bf16",
-                      scale="row", wscale="row", scale_dtype="fp32", wscale_dtype="fp32", math_mode="ieee")
-    sizes = (("scale_x.numel", "==", 4), ("scale_w.numel", "==", 8), ("scale_x.contiguous", "==", 1),
-             ("scale_w.contiguous", "==", 1), ("x.stride1", "==", 1), ("w.stride1", "==", 1))
-
-    def of_v1(**more):
-        return torch._scaled_mm(gx8, gw8.t(), gsx, gsw.t(), out_dtype=torch.bfloat16, **more)
-
-    def of_v2():
-        kind = [0 if gsx.numel() == 1 else 1]
-        return torch.ops.aten._scaled_mm_v2(gx8, gw8.t(), [gsx], kind, [], [gsw.t()], kind, [], None, torch.bfloat16)
-
-    def check(calls):
-        out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
-        wide = torch.ops.fake.on_gpu(torch.zeros(4, 16, dtype=torch.bfloat16))[:, ::2]  # not written into by a kernel
-        made = [of_v1(), of_v2(), of_v1(out=out), of_v1(out=wide)]
-        same = all(torch.equal(host(y), right) for y in made)
-        told = [made[0].dtype == torch.bfloat16, made[0].stride() == (8, 1), made[2].data_ptr() == out.data_ptr()]
-        return [same, told, outcomes(), calls(), hook.failures()]
-"""
-# An engine whose operator only notes how many operands came
-ENGINE = """
-    from gemmtuned.hooks.engine_operators import OPERATORS
-    engine, stock = torch.library.Library("_C", "FRAGMENT"), []
-    engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
-                  "Tensor? bias) -> ()")
-    engine.impl("cutlass_scaled_mm", lambda *operands: stock.append(len(operands)), "CUDA")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -472,39 +409,6 @@ def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> Non
     """,
     )
     assert said == [True, [True, True, True], ["scaled exact 4"], 4, []]
-
-
-def test_an_engines_operator_is_routed_into_its_own_result(run: Any) -> None:
-    """What torch's own product with fast sums is served by, `_C::cutlass_scaled_mm` is, too: the same key."""
-    said = run(
-        OPERANDS,
-        SCALED,
-        ENGINE,
-        """
-    problem = replace(problem, math_mode="reduced")
-    served(problem, *library(problem, *sizes, scale_x="row", scale_w="row", fast=True))
-    [one] = [operator for operator in OPERATORS if operator.name == "_C::cutlass_scaled_mm"]
-    stands = [hook.stand_before(one.name, one.schema, one.arguments, one.code) for _ in range(2)]
-    out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
-    f = torch.ops._C.cutlass_scaled_mm
-    gave = [f(out, gx8, gw8.t(), gsx, gsw.t(), None) for _ in range(3)]
-    same = torch.equal(host(out), right)
-    f(out, gx8[:2], gw8.t(), gsx[:2], gsw.t(), None)  # another size: the engine's own
-    biased = replace(problem, bias=True)
-    served(biased, *library(biased, *sizes, scale_x="row", scale_w="row", fast=True))
-    f(out, gx8, gw8.t(), gsx, gsw.t(), torch.ops.fake.on_gpu(torch.ones(8)))  # a bias of another type as well
-    print(json.dumps([stands, gave, same, stock, outcomes(), calls("cublasLtMatmul"), hook.failures()]))
-    """,
-    )
-    assert said == [
-        [["CUDA _C::cutlass_scaled_mm"]] * 2,
-        [None] * 3,
-        True,
-        [6, 6],
-        ["scaled exact 3", "scaled miss 1", "scaled miss 1"],
-        3,
-        [],
-    ]
 
 
 def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_to_it(run: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hooked import Home
 
+from gemmtuned.configs.beside import ENGINES
 from gemmtuned.db.queries import sessions
 from gemmtuned.hooks.engine_operators import OPERATORS
 from gemmtuned.hooks.native import build
@@ -380,8 +381,10 @@ def test_the_table_names_arguments_that_its_schemas_have() -> None:
         )  # w, scale_x, scale_w
         assert all(operator.arguments[i] >= 0 for i in named)
         assert y >= 0 or operator.schema.endswith("-> (Tensor)")
-        assert y >= 0 or not operator.routed
+        assert not operator.routed or operator.name.startswith("gemmtuned::") or operator.name in ENGINES
     assert len({operator.name for operator in OPERATORS}) == len(OPERATORS)
+    numbered = {operator.engine: operator.name for operator in OPERATORS if operator.engine}
+    assert numbered == dict(enumerate(ENGINES, 1))
 
 
 @pytest.mark.parametrize("operator", EXACT, ids=lambda operator: operator.name)

@@ -1,0 +1,220 @@
+"""Engines' operators on the fake driver: a solution serves their calls where it has won over their own kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cuda_build import PRELUDE, build_fakes
+from fake_families import ENGINE, OPERANDS, SCALED
+from hooked import Home
+
+from gemmtuned.configs.beside import FIRST_OF_GOOD, OPERATORS
+
+CUTLASS = 1 + OPERATORS.index("_C::cutlass_scaled_mm")
+AZP = 1 + OPERATORS.index("_C::cutlass_scaled_mm_azp")
+LOST, AS_GOOD = 1 << CUTLASS, 1 << FIRST_OF_GOOD + CUTLASS
+STANDING = """
+    def stand(name):
+        [one] = [operator for operator in OPERATORS if operator.name == name]
+        return hook.stand_before(one.name, one.schema, one.arguments, one.code)
+
+    def told():
+        seen = [s for s in hook.drain() if s.problem.family == "scaled"]
+        return sorted(f"{s.outcome} {s.calls}" for s in seen), sum(s.unserved for s in seen)
+"""
+SGLANG = """
+    sgl, made = torch.library.Library("sgl_kernel", "FRAGMENT"), []
+    scaled = "(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype, Tensor? bias)"
+    for name in ("fp8_scaled_mm", "int8_scaled_mm"):
+        sgl.define(f"{name}{scaled} -> Tensor")
+        sgl.impl(name, lambda a, b, sa, sb, out, bias: made.append(1) or a.new_empty(4, 8, dtype=out), "CUDA")
+"""
+
+
+@pytest.fixture(scope="module")
+def fakes(built_for_tests: Path) -> Path:
+    return build_fakes(built_for_tests)
+
+
+@pytest.fixture
+def run(home: Home, fakes: Path) -> Any:
+    def program(*code: str) -> Any:
+        whole = PRELUDE + OPERANDS + SCALED + "".join(code)
+        return home.run(whole, str(fakes), ".", GEMMTUNED="0", AITER_TUNE_GEMM="0").said
+
+    return program
+
+
+def test_an_engines_operator_whose_kernel_has_lost_is_routed_into_its_own_result(run: Any) -> None:
+    """The same key as torch's own product with fast sums; what does not fit is left to the engine."""
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    engines = {LOST}",
+        """
+    problem = replace(problem, math_mode="reduced")
+    served(problem, *library(problem, *sizes, scale_x="row", scale_w="row", fast=True), engines=engines)
+    stands = [stand("_C::cutlass_scaled_mm") for _ in range(2)]
+    out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    f = torch.ops._C.cutlass_scaled_mm
+    gave = [f(out, gx8, gw8.t(), gsx, gsw.t(), None) for _ in range(3)]
+    same = torch.equal(host(out), right)
+    f(out, gx8[:2], gw8.t(), gsx[:2], gsw.t(), None)  # another size: the engine's own
+    biased = replace(problem, bias=True)
+    served(biased, *library(biased, *sizes, scale_x="row", scale_w="row", fast=True), engines=engines)
+    f(out, gx8, gw8.t(), gsx, gsw.t(), torch.ops.fake.on_gpu(torch.ones(8)))  # a bias of another type as well
+    print(json.dumps([stands, gave, same, stock, told(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [
+        [["CUDA _C::cutlass_scaled_mm"]] * 2,
+        [None] * 3,
+        True,
+        [6, 6],
+        [["exact 3", "miss 1", "miss 1"], 0],
+        3,
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engines", "seen"),
+    [(0, [["exact 2", "miss 3"], LOST]), (AS_GOOD, [["exact 5"], 0]), (1 << AZP, [["exact 2", "miss 3"], LOST])],
+)
+def test_torchs_own_product_of_the_same_problem_is_served_where_the_engines_is_not(
+    run: Any, engines: int, seen: Any
+) -> None:
+    """One table, one key, in turns: the engine's kernel was not raced, is as good, or another one has lost."""
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    engines = {engines}",
+        """
+    problem = replace(problem, math_mode="reduced")
+    served(problem, *library(problem, *sizes, scale_x="row", scale_w="row", fast=True), engines=engines)
+    stand("_C::cutlass_scaled_mm")
+    out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    same = []
+    for at in range(5):
+        if at % 2:
+            same.append(torch.equal(host(of_v1(use_fast_accum=True)), right))
+        else:
+            torch.ops._C.cutlass_scaled_mm(out, gx8, gw8.t(), gsx, gsw.t(), None)
+    print(json.dumps([same, stock, told(), told(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [[True, True], [6, 6, 6], seen, [[], 0], 2, []]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_engines_int8_is_served_where_its_kernel_has_lost(run: Any, lost: bool) -> None:
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    engines = {LOST if lost else 0}",
+        """
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    problem = replace(problem, dtype="i8", wdtype="i8")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2), engines=engines)
+    stand("_C::cutlass_scaled_mm")
+    ix, iw = to_gpu(x8.view(torch.int8), w8.view(torch.int8))
+    (out,) = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    torch.ops._C.cutlass_scaled_mm(out, ix, iw.t(), gsx, gsw.t(), None)
+    print(json.dumps([torch.equal(host(out), right), stock, told(), calls("cuLaunchKernel"), hook.failures()]))
+    """,
+    )
+    assert said == ([True, [], [["exact 1"], 0], 1, []] if lost else [False, [6], [["miss 1"], LOST], 0, []])
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_engines_zero_points_are_passed_to_a_kernel_where_its_own_has_lost(run: Any, lost: bool) -> None:
+    """The fake kernel knows of none: it is launched with the arguments of one without."""
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    engines = {1 << AZP if lost else 0}",
+        """
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    problem = replace(problem, dtype="i8", wdtype="i8", scale="row+zero", wscale="row")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    plain = tuple(a for i, a in enumerate(record.arguments) if i not in (4, 5))
+    served(problem, record, 5, packed.kernel_launch(replace(record, arguments=plain), 0x3001, 2), engines=engines)
+    engine.define("cutlass_scaled_mm_azp(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+                  "Tensor azp_adj, Tensor? azp, Tensor? bias) -> ()")
+    engine.impl("cutlass_scaled_mm_azp", lambda *given: stock.append(len(given)), "CUDA")
+    stand("_C::cutlass_scaled_mm_azp")
+    ix, iw, sums, zero = to_gpu(x8.view(torch.int8), w8.view(torch.int8), torch.ones(8).int(), torch.ones(4).int())
+    (out,) = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    torch.ops._C.cutlass_scaled_mm_azp(out, ix, iw.t(), gsx, gsw.t(), sums, zero, None)
+    print(json.dumps([stock, told(), calls("cuLaunchKernel"), hook.failures()]))
+    """,
+    )
+    assert said == ([[], [["exact 1"], 0], 1, []] if lost else [[8], [["miss 1"], 1 << AZP], 0, []])
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("name", ["fp8_scaled_mm", "int8_scaled_mm"])
+def test_an_engines_operator_that_returns_its_result_returns_a_routes(run: Any, name: str, lost: bool) -> None:
+    """As its own is: fresh, contiguous, of the type asked for; what a route does not take is left to the engine."""
+    number = 1 + OPERATORS.index(f"sgl_kernel::{name}")
+    said = run(
+        ENGINE,
+        STANDING,
+        SGLANG,
+        f"    name, engines = {name!r}, {1 << number if lost else 0}",
+        """
+    if name == "int8_scaled_mm":
+        from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+        problem = replace(problem, dtype="i8", wdtype="i8")
+        record = scaled_fragments({"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 1, "resident": 1}, problem)
+        served(problem, record.launch, 5, packed.kernel_launch(record.launch, 0x3001, 2), engines=engines)
+        gx8, gw8 = to_gpu(x8.view(torch.int8), w8.view(torch.int8))
+    else:
+        problem = replace(problem, math_mode="reduced")
+        served(problem, *library(problem, *sizes, scale_x="row", scale_w="row", fast=True), engines=engines)
+    stand(f"sgl_kernel::{name}")
+    f = getattr(torch.ops.sgl_kernel, name)
+    y, again = [f(gx8, gw8.t(), gsx, gsw.t(), torch.bfloat16, None) for _ in range(2)]
+    facts = [y.dtype == torch.bfloat16, y.stride() == (8, 1), y.data_ptr() != again.data_ptr()]
+    seen, runs = told(), calls("cublasLtMatmul") + calls("cuLaunchKernel")
+    f(gx8, gw8.t(), gsx, gsw.t(), torch.bfloat16, torch.ops.fake.on_gpu(torch.ones(8)))  # another type than its result
+    more = calls("cublasLtMatmul") + calls("cuLaunchKernel") - runs
+    print(json.dumps([facts, torch.equal(host(y), right), seen, runs, len(made), more, hook.failures()]))
+    """,
+    )
+    served = [["exact 2"], 0] if lost else [["miss 2"], 1 << number]
+    assert said == [[True] * 3, lost, served, 2 if lost else 0, 1 if lost else 3, 0, []]
+
+
+def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) -> None:
+    """Captured anew they would run the engine's own kernel again."""
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    lost = {LOST}",
+        """
+    problem = replace(problem, math_mode="reduced")
+    hook.install()
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    stand("_C::cutlass_scaled_mm")
+    out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    fake.fake_stream(0x5000)
+    cuda.fake_capture(0x5000, 1, 1, 0x9000)
+    hook.capture_begun(0)
+    torch.ops._C.cutlass_scaled_mm(out, gx8, gw8.t(), gsx, gsw.t(), None)
+    cuda.fake_capture(0x5000, 0, 0, 0)
+    stale = []
+    for engines in (0, lost):
+        record, code, launch = library(problem, *sizes, scale_x="row", scale_w="row", fast=True)
+        row = native.Row(problem, "exact", "graph", next(idents), code, "cuda:0", launch, (), engines=engines)
+        hook.load([row], 5 + engines)
+        stale.append(hook.stale_launches())
+    print(json.dumps([stock, stale]))
+    """,
+    )
+    assert said == [[6], [0, 1]]
