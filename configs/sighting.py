@@ -21,6 +21,7 @@ class Sighting:
     sampled_calls, sampled_us: how many of the calls were timed (CPU only), and their total time.
     place: the process's device that it ran on, `cpu` or `cuda:0`.
     phase: the part of the program's life, such as `warm-up`; "" for the traffic of its users.
+    unserved: engines' operators, a bit each, whose calls wait for a race beside their own kernel (hooks/unserved.py).
     """
 
     problem: Problem
@@ -31,6 +32,7 @@ class Sighting:
     sampled_us: float = 0.0
     place: str = "cpu"
     phase: str = ""
+    unserved: int = 0
 
 
 @value_class(kw_only=True)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs import beside
 from gemmtuned.configs.moment import duration
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
@@ -37,6 +38,7 @@ LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = e.id AND w.covers
 WHERE u.rest = ? AND u.m = ?
 ORDER BY u.last_seen_us DESC
 """
+_OF_SOLUTION: Final = ("backend", "config", "state", "stamp", "us", "baseline_us", "generation", "beside")
 
 
 def explain(path: Path, problem: Problem, *, environment: Environment | None = None) -> list[dict[str, Any]]:
@@ -44,8 +46,8 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
 
     One row for each step (exact, fine, coarse) and solution filed there, in look-up order, for the given environment or
     for each in which the problem was seen.  Columns: environment, device, covers, m, backend, config, state, stamp,
-    us, baseline_us, generation, chosen (the one that runs), why.  A last row, covers `queue`, says what is being done
-    about it.
+    us, baseline_us, generation, beside, chosen (the one that runs), why.  A last row, covers `queue`, says what is
+    being done about it.
     """
     conn = open_to_read(path)
     try:
@@ -86,9 +88,9 @@ def _steps(conn: sqlite3.Connection, problem: Problem, environment: Environment)
             text = why or ("this one runs" if chosen else "an earlier step was found")
             if (s["others"] or 0.0) > CROWDED:
                 text += f"; timed while others used {s['others']:.0%} of the device"
-            known = {
-                name: s[name] for name in ("backend", "config", "state", "stamp", "us", "baseline_us", "generation")
-            }
+            if s["beside"]:
+                text += f"; raced beside {beside.shown(s['beside'])}"
+            known = {name: s[name] for name in _OF_SOLUTION}
             steps.append(_row(key, device, covers, m, chosen=chosen, why=text, **known))
             hit = hit or chosen
     return steps
@@ -139,7 +141,7 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
 def _row(
     environment: str, device: str, covers: str, m: int, *, why: str, chosen: bool = False, **known: Any
 ) -> dict[str, Any]:
-    empty = dict.fromkeys(("backend", "config", "state", "stamp", "us", "baseline_us", "generation"))
+    empty = dict.fromkeys(_OF_SOLUTION)
     return {
         "environment": environment,
         "device": device,

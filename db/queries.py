@@ -28,7 +28,7 @@ from gemmtuned.db.look_up import explain
 from gemmtuned.db.recheck import ASKED
 from gemmtuned.db.rows import us
 from gemmtuned.db.solutions import live_solutions
-from gemmtuned.db.traffic import WEIGHTS, coverage, covered_time, frozen, served, traffic
+from gemmtuned.db.traffic import WEIGHTS, coverage, covered_time, frozen, served, traffic, unraced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +62,7 @@ __all__ = [
     "spelled_like",
     "traffic",
     "trials",
+    "unraced",
     "untuned",
 ]
 
@@ -78,6 +79,7 @@ VIEWS: Final = (
     "frozen",
     "phases",
     "traffic",
+    "unraced",
 )
 
 _ANY_SHAPE: Final = {"m": None, "n": None, "k": None}

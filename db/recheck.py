@@ -19,7 +19,7 @@ from gemmtuned.db.rows import HOLDS_HERE, PROBLEM_COLUMNS, Part, look_up_keys, p
 from gemmtuned.db.solutions import SERVES
 
 REPORTED: Final = "reported"  # a kind beside those of the column recheck: it failed in a program
-_HERE: Final = f"""
+HERE: Final = f"""
 s.retired_generation IS NULL AND s.state != 'pinned'
     AND s.device_id = (SELECT device_id FROM environment WHERE id = :environment)
     AND {HOLDS_HERE}
@@ -33,14 +33,14 @@ LEFT JOIN demand d ON d.problem_id = s.problem_id AND d.environment_id = :enviro
 LEFT JOIN work w ON w.problem_id = s.problem_id AND w.environment_id = :environment AND w.covers = s.covers
     AND w.mode = :mode
 WHERE (s.recheck IN (SELECT value FROM json_each(:kinds))
-        OR (s.reported_us IS NOT NULL AND '{REPORTED}' IN (SELECT value FROM json_each(:kinds)))) AND {_HERE}
+        OR (s.reported_us IS NOT NULL AND '{REPORTED}' IN (SELECT value FROM json_each(:kinds)))) AND {HERE}
     AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
         AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
 GROUP BY s.problem_id, s.covers ORDER BY worth DESC, s.problem_id LIMIT 8
 """  # noqa: S608
 _MARK: Final = f"""
 UPDATE solution AS s SET recheck = 'conditions'
-WHERE s.conditions != '' AND s.conditions != :conditions AND s.recheck IS NULL AND {_HERE}
+WHERE s.conditions != '' AND s.conditions != :conditions AND s.recheck IS NULL AND {HERE}
 """  # noqa: S608
 _ANY: Final = f"""
 SELECT 1 FROM solution s WHERE s.retired_generation IS NULL AND s.state != 'pinned'
@@ -73,7 +73,7 @@ t.outcome IN ('oom', 'hindered')
 _SAMPLE: Final = f"""
 UPDATE solution SET recheck = 'drift' WHERE id IN (
     SELECT s.id FROM solution s
-    WHERE s.recheck IS NULL AND {_HERE} AND (s.state = 'published' AND s.published_us < :before
+    WHERE s.recheck IS NULL AND {HERE} AND (s.state = 'published' AND s.published_us < :before
         OR s.state = 'default_best' AND s.published_us < :day AND EXISTS (
             SELECT 1 FROM trial t JOIN problem q ON q.id = t.problem_id JOIN problem p ON p.id = s.problem_id
             WHERE q.rest = p.rest AND p.m = CASE s.covers WHEN 'exact' THEN q.m ELSE q.m_fine END

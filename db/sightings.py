@@ -78,6 +78,13 @@ INSERT INTO phase_call (problem_id, environment_id, run_id, phase, hour, calls, 
 VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
+# wanted_of: the solution that they cannot have; a name that stands there for it already is not added again
+_ADD_WANTED: Final = """
+UPDATE demand SET wanted = CASE WHEN wanted = '' OR wanted_of IS NOT solution_id THEN :operator
+        WHEN instr(' ' || wanted || ' ', ' ' || :operator || ' ') THEN wanted
+        ELSE substr(wanted || ' ' || :operator, 1, 512) END, wanted_of = solution_id
+WHERE environment_id = :environment AND problem_id = :problem AND solution_id IS NOT NULL
+"""
 _HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # outcome and graph, as the columns of demand
 
 
@@ -122,6 +129,19 @@ class Sightings(Part):
             ids = self._rows.problem_ids(conn, [problem for problem, _ in batch])
             rows = [(i, *place, plain(kernel, 200), now_us, now_us) for i, (_, kernel) in zip(ids, batch, strict=True)]
             conn.executemany(_COMPILED, rows)
+
+        self._rows.write(work)
+
+    def add_wanted(self, environment: Environment, wanted: Iterable[tuple[Problem, str]], *, now_s: float) -> None:
+        """Remember (problem, engine's operator): the solution was not raced beside that operator's own kernel."""
+        batch = list(wanted)
+
+        def work(conn: sqlite3.Connection) -> None:
+            here = self._rows.environment_id(conn, environment, us(now_s))
+            ids = self._rows.problem_ids(conn, [problem for problem, _ in batch])
+            for problem_id, (_, operator) in zip(ids, batch, strict=True):
+                values = {"environment": here, "problem": problem_id, "operator": plain(operator, 200)}
+                conn.execute(_ADD_WANTED, values)
 
         self._rows.write(work)
 

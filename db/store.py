@@ -27,6 +27,7 @@ from gemmtuned.db.sightings import Sightings
 from gemmtuned.db.solutions import Solutions
 from gemmtuned.db.trials import Trials
 from gemmtuned.db.upkeep import check
+from gemmtuned.db.wanted import Wanted
 
 __all__ = ["Remaining", "State", "Store", "Work", "check"]
 
@@ -62,7 +63,8 @@ class Store:
         # What programs count, ours and those of other users
         self.sightings, self.ingest, self.rollup = Sightings(shared), Ingest(shared), RollUp(shared)
         # Who tunes what: between daemons, after an interruption, once more, and between hosts
-        self.leases, self.resume, self.recheck = Leases(shared), Resume(shared), Recheck(shared)
+        self.leases, self.resume = Leases(shared), Resume(shared)
+        self.recheck, self.wanted = Recheck(shared), Wanted(shared)
         self.fleet, self.fleet_sync = Fleet(shared), FleetSync(shared)
         # What is known: imported rows, single runs, verdicts, what operators make of them, how they come back
         self.hints, self.trials, self.solutions = Hints(shared), Trials(shared), Solutions(shared)

@@ -90,6 +90,7 @@ JOIN environment e ON e.id = g.environment_id
 JOIN device h ON h.id = e.device_id
 WHERE g.hour >= :hour AND g.last_seen_us >= :since AND g.graph = 1 AND g.outcome = 'miss'
     AND s.state <> 'default_best' AND g.last_seen_us > s.published_us + 10000000
+    AND NOT (d.wanted <> '' AND d.wanted_of = d.solution_id)
 GROUP BY g.problem_id, g.environment_id, g.run_id ORDER BY calls DESC
 """
 _SERVED: Final = f"""
@@ -176,6 +177,15 @@ def traffic(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -
     """GEMM time by hour: hour (since 1970), time_us (on stock torch), hit_us (of calls that a solution served)."""
     since = us((time.time() if now_s is None else now_s) - since_s)
     return ask(path, _TRAFFIC, {"hour": since // 3_600_000_000})
+
+
+def unraced(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
+    """Problems that programs call by an engine's operator, and that have a solution not raced beside its kernel.
+
+    Like the view of that name, for the last since_s seconds; the most missed first.
+    """
+    sql = "SELECT * FROM unraced WHERE last_seen >= ? ORDER BY missed DESC, problem"
+    return ask(path, sql, (us(time.time() - since_s),))
 
 
 def frozen(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from gemmtuned import cli
 from gemmtuned.configs import errors
+from gemmtuned.configs.beside import ENGINES as COMPARED
 from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.db import migrations, queries
 from gemmtuned.hooks.engine_operators import OPERATORS, UNSEEN, Operator
@@ -260,7 +261,9 @@ def _engines() -> str:
 def _operator(one: Operator) -> tuple[str, ...]:
     engine, graphs = ENGINES[one.name.partition("::")[0]]
     star = "" if one.is_exact else " *"
-    routed = ("yes", graphs) if one.routed else ("no", "-")
+    routed = ("no", "-")
+    if one.routed:
+        routed = ("by what has won over its kernel" if one.name in COMPARED else "yes", graphs)
     return engine, f"`{one.name}`{star}", _FORMS[one.form], *routed, "after 0.2.0", TRIED.get(one.name, _LAID)
 
 

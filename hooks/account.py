@@ -16,10 +16,12 @@ from gemmtuned.configs.unpatched import builtins
 from gemmtuned.hooks import engines, frozen_layers, phase, ranks
 from gemmtuned.hooks.dispatch import ident_of, solution_of
 from gemmtuned.hooks.flush import new_session
+from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.op_counts import OpCounts
 
 if TYPE_CHECKING:
+    from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.settings import Settings
     from gemmtuned.configs.sighting import Session, Sighting
     from gemmtuned.configs.solution import Solution
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.patches import Patches
     from gemmtuned.hooks.selections import Selections
     from gemmtuned.hooks.tables import Library, Tables
+    from gemmtuned.hooks.unserved import Unserved
     from gemmtuned.hooks.where import Where
 
 __builtins__ = builtins
@@ -52,6 +55,7 @@ class Account:
         self._settings, self._library, self._tables, self._patches = settings, library, tables, patches
         self._where, self._selections = where, selections
         self.op_counts = OpCounts()
+        self._unserved: Unserved | None = None
         self.started_us = clock.now_ns() // 1000
         self.role = ""  # what the process does for a serving engine
         self._stale = ""  # a note on frozen layers whose weights have changed
@@ -65,6 +69,7 @@ class Account:
     def after_fork(self) -> None:
         """In a forked child: it starts from nothing."""
         self.op_counts.reset()
+        self._unserved = None
         if self._library.native is not None:
             self._library.native.after_fork()
         self._op_failures = []
@@ -75,11 +80,26 @@ class Account:
         native, now = self._library.native, phase.current()
         for told in (native.drain(now) if native is not None else (), self.op_counts.drain()):
             for sighting in told:
+                if sighting.unserved:
+                    self._note_unserved(sighting)
                 if self._selections is not None and self._settings.dispatch:
                     with suppress(CandidateFailed):  # an unknown device: nothing is selected there
                         device = self._where.environment(sighting.place).device
                         self._selections.note(sighting, self._tables.table, device)
                 yield sighting
+
+    def _note_unserved(self, sighting: Sighting) -> None:
+        if self._unserved is None:
+            with importing():  # late, because few programs call an engine's operators
+                from gemmtuned.hooks.unserved import Unserved
+
+            self._unserved = Unserved()
+        self._unserved.note(sighting, self._tables.table.generation)
+
+    def take_unserved(self) -> Iterator[tuple[Problem, str, str]]:
+        """(problem, engine's operator, place) of calls since the last time that wait for a race beside its kernel."""
+        if self._unserved is not None:
+            yield from self._unserved.take()
 
     def set_aside(self, ends: str) -> None:
         """A phase ends; op_counts note it with each call."""

@@ -15,6 +15,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gemmtuned.configs import clock
@@ -65,7 +66,8 @@ class Flusher:
     what was counted until now; an exception that ends it loses nothing.  environment: of a place (`cpu`, `cuda:0`);
     where it raises, the counts of that place are dropped.  session: a fresh snapshot for `gemmtuned status`.  tick:
     housekeeping, called before each flush.  compiled: yields (problem, kernel, place) of GEMMs that torch.compile has
-    turned into kernels since its last call.  is_child: of a forked process.
+    turned into kernels since its last call.  unserved: yields (problem, engine's operator, place) of calls that wait
+    for a race beside the engine's kernel.  is_child: of a forked process.
     """
 
     def __init__(
@@ -79,14 +81,15 @@ class Flusher:
         tick: Callable[[], None],
         keep: bool,
         compiled: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
+        unserved: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
         is_child: bool = False,
     ) -> None:
         self._settings, self._environment, self._session = settings, environment, session
         self._drain, self._set_aside = drain, set_aside
         self.run = settings.run  # the label under which calls are counted
-        self._tick, self._keep, self._take_compiled = tick, keep, compiled
+        self._tick, self._keep = tick, keep
         self._store: GuestStore | None = None
-        self._pending, self._compiled = Pending(settings.flush_s), Notes()
+        self._pending, self._compiled, self._unserved = Pending(settings.flush_s), Notes(compiled), Notes(unserved)
         self._quarantine: list[tuple[Solution, str, str]] = []
         self._draining = FrameLock()  # held by a drain or a phase change; a signal handler may start a second one
         self.hurried = False  # a thread of the program is waiting for the current drain to end
@@ -200,14 +203,12 @@ class Flusher:
                 self._is_unread = clock.monotonic() > until_s
                 if self._is_unread:
                     break
-        self._compiled.add(self._take_compiled())
-        if not self._keep:
-            self._compiled.clear()
-            if not self._quarantine:
-                return True
+        noted = [n.collect(keep=self._keep) for n in (self._compiled, self._unserved)]
+        if not self._keep and not self._quarantine:
+            return True
         beat = self._has_session if last else clock.monotonic() >= self._next_beat_s
         counts = len(self._pending) and (whole or beat or self._pending.is_due)
-        if not counts and not self._quarantine and not self._compiled and not beat:
+        if not counts and not self._quarantine and not any(noted) and not beat:
             return True
         try:
             self._write(beat=beat, last=last)
@@ -256,11 +257,11 @@ class Flusher:
         if unasked is not None:
             raise unasked
         self._pending.all_given()
-        for place, gemms in self._compiled.by_place():
-            environment = self._environment_of(place)
-            if environment is not None:
-                self._at(store.sightings.add_compiled, self.run, environment, gemms, now_s=now_s)
-            self._compiled.forget(place)
+        for notes, put in (
+            (self._compiled, partial(store.sightings.add_compiled, self.run)),
+            (self._unserved, store.sightings.add_wanted),
+        ):
+            notes.give(self._environment_of, partial(self._at, put, now_s=now_s))
         return True
 
     def _environment_of(self, place: str) -> Environment | None:

@@ -148,6 +148,7 @@ class Hook:
             tick=self.tick,
             keep=self.settings.capture,
             compiled=self.patches.compiled.take,
+            unserved=self.account.take_unserved,
             is_child=bool(_parents),
         )
         watcher = Watcher(

@@ -6,12 +6,13 @@ outcome, phase or label) is due at once, and more calls of one that the store ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
+from gemmtuned.configs.solution import Environment
 from gemmtuned.configs.unpatched import builtins
 
 __builtins__ = builtins
@@ -91,32 +92,35 @@ class Pending:
 
 
 class Notes:
-    """GEMMs that torch.compile has made kernels of, (problem, kernel, place), until the store has them."""
+    """Notes on problems, (problem, name, place), until the store has them: kernels that torch.compile has made of them,
+    engines' operators that wait for a solution.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[], Iterable[tuple[Problem, str, str]]]) -> None:
+        self._take = take  # yields those that came since its last call
         self._notes: dict[tuple[Problem, str, str], None] = {}
 
     def __len__(self) -> int:
         return len(self._notes)
 
-    def add(self, notes: Iterable[tuple[Problem, str, str]]) -> None:
-        """Keep these, as far as there is room."""
-        for note in notes:
-            if len(self._notes) < MAX_COMPILED:
+    def collect(self, *, keep: bool) -> bool:
+        """Take what came, as far as there is room, or drop all; whether there is any."""
+        for note in self._take():
+            if keep and len(self._notes) < MAX_COMPILED:
                 self._notes[note] = None
+        return bool(self._notes)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._notes.clear()
-
-    def by_place(self) -> list[tuple[str, list[tuple[Problem, str]]]]:
-        """(place, its GEMMs and their kernels): all of it."""
-        places = {note[2] for note in self._notes}
-        return [(place, [note[:2] for note in self._notes if note[2] == place]) for place in places]
-
-    def forget(self, place: str) -> None:
-        """The store has taken those of this place, or nobody ever will."""
-        self._notes = {note: None for note in self._notes if note[2] != place}
+    def give(
+        self,
+        environment_of: Callable[[str], Environment | None],
+        put: Callable[[Environment, list[tuple[Problem, str]]], object],
+    ) -> None:
+        """Have `put` write all of it, place by place; those of a place without an environment are forgotten."""
+        for place in {note[2] for note in self._notes}:
+            environment = environment_of(place)
+            if environment is not None:
+                put(environment, [note[:2] for note in self._notes if note[2] == place])
+            self._notes = {note: None for note in self._notes if note[2] != place}
 
 
 def sightings(counts: Counts) -> list[Sighting]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from gemmtuned.configs.beside import installed
 from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import CROWDED, DEFAULT_BACKEND, Candidate, Environment, Solution
@@ -37,6 +38,7 @@ FIRST: Final = ("reported", "conditions", *ASKED)  # reasons to race again that 
 LAST: Final = ("drift",)  # reasons that come after them
 HOLD_S: Final = 60.0  # a lease that nobody renews is free again after so long
 FAIR_TURN: Final = 4
+WANTED_S: Final = 60.0  # how often calls of engines' operators are looked for that no solution may serve
 SAMPLE_S: Final = 3600.0  # how often one old solution is raced again
 OLD_S: Final = 7 * 86400.0  # the age from which a solution is old
 
@@ -67,8 +69,9 @@ class WorkQueue:
         self._conditions = conditions
         self._recheck = recheck and request is None
         self._only_asked = only_asked
+        self._here: Environment | None = None  # what the last worker had
         self._marked: Environment | None = None  # where solutions of other conditions have been looked for
-        self._sample, self._renew = Timer(SAMPLE_S), Timer(HOLD_S)
+        self._sample, self._renew, self._wanted = Timer(SAMPLE_S), Timer(HOLD_S), Timer(WANTED_S)
         self._leased_s = 0.0
         self._leases = 0
         self._spent_s: dict[str, float] = {}  # on each family
@@ -82,11 +85,10 @@ class WorkQueue:
         return any(row["device"] == device for row in self._store.resume.waiting(now_s=now_s))
 
     def _wants_recheck(self, device: str) -> bool:
-        return (
-            self._store.recheck.count_asked(device) > 0
-            if self._only_asked
-            else self._store.recheck.has_recheck(self._conditions)
-        )
+        if self._only_asked:
+            return self._store.recheck.count_asked(device) > 0
+        engines = installed() if self._here is None else self._here.stamps
+        return self._store.recheck.has_recheck(self._conditions) or self._store.wanted.is_any(device, engines)
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
         """Lease the free work worth most that a worker of this environment can do.
@@ -94,7 +96,7 @@ class WorkQueue:
         Solutions measured under other conditions come first, a sample of the old ones last.  Every fourth time the
         family that took most of the time so far is skipped, so that many small problems of another are not starved.
         """
-        asked = self._request
+        asked, self._here = self._request, environment
         problems, again = (None, False) if asked is None else (asked.open(), asked.again)
         self._leases += 1
         had_most = max(self._spent_s, key=lambda family: self._spent_s[family], default="")
@@ -122,6 +124,11 @@ class WorkQueue:
             self._marked = environment
             if marked:
                 logger.info("raced again solutions=%d reason='measured under another %s'", marked, self._conditions)
+        if not self._only_asked and self._wanted.is_due(now_s):
+            wanted = self._store.wanted.mark(environment, now_s=now_s)
+            self._wanted.wait_until(now_s + WANTED_S)
+            if wanted:
+                logger.info("raced again solutions=%d reason='an engine calls its own kernel for them'", wanted)
         if kinds == LAST and self._sample.is_due(now_s):
             self._store.recheck.mark_sample(environment, before_s=now_s - OLD_S, now_s=now_s)
             self._sample.wait_until(now_s + SAMPLE_S)

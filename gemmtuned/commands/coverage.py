@@ -120,6 +120,7 @@ def _without_database(here: Settings, by: str, weight: str, since_s: float) -> R
         "phases": [],
         "engine_paths": [],
         "dropped_calls": {},
+        "unraced": [],
     }
     answer = no_database("coverage", here, "rows", **facts)
     return replace(answer, lines=[*(why_off(here) or why_nothing(here)), *answer.lines])

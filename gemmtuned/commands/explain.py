@@ -10,6 +10,7 @@ from gemmtuned.commands import completing
 from gemmtuned.commands.options import Json, chosen, problems, seen, settings, threads_option, whole_number
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, WEIGHT_STATES, Problem
+from gemmtuned.reports.ask import LONGEST_S
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
@@ -63,7 +64,9 @@ def explain(
     solutions = queries.solutions(here.db, problems=filed) if unseen else []
     missed = [problem for problem, rows in steps[:MOST] if not any(row["chosen"] for row in rows)]
     elsewhere = {problem: tuned_with(here.db, problem) for problem in missed}
-    show(of_database(report(steps, solutions, hints, elsewhere, asked=" ".join(what)), here), as_json=as_json)
+    unraced = queries.unraced(here.db, since_s=LONGEST_S)
+    told = report(steps, solutions, hints, elsewhere, unraced, asked=" ".join(what))
+    show(of_database(told, here), as_json=as_json)
     if not any(rows for _, rows in steps):
         raise typer.Exit(1)
 

@@ -22,6 +22,7 @@ from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
 from gemmtuned.reports.silent_daemon import silence
 from gemmtuned.reports.source import disk_full
+from gemmtuned.reports.unraced import unraced_notes
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why_nothing import why_off
 
@@ -37,6 +38,7 @@ def report(
     environments: Sequence[Row],
     saved_us: float,
     frozen: Sequence[Row] = (),
+    unraced: Sequence[Row] = (),
     asked_again: int = 0,
     differs: Check | None = None,
     salvages: Sequence[Check] = (),
@@ -44,25 +46,22 @@ def report(
 ) -> Report:
     """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them.
 
-    saved_us: GEMM time that all solutions together have saved.  frozen: of the view of that name.
+    saved_us: GEMM time that all solutions together have saved.  frozen, unraced: of the views of these names.
     differs: what is to be said of the database beside the published tables.  salvages: of those that did not end.
     asked_again: how many solutions wait to be raced again because somebody asked.
     """
     running = [row for row in sessions if row["state"] != "ended"]
     share = covered_time[0] / covered_time[1] if covered_time[1] else None
-    lines = [
-        *(*_switched_off(settings, now_s), _daemon_line(notice, now_s)),
-        _published_line(published, differs),
-        _covered_line(share),
-        f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)",
-        f"home: {settings.home}",
-    ]
+    saved = f"saved so far: {duration(saved_us)} of GEMM time (gemmtuned gains)"
+    lines = [*_switched_off(settings, now_s), _daemon_line(notice, now_s), _published_line(published, differs)]
+    lines += [_covered_line(share), saved, f"home: {settings.home}"]
     daemon: Mapping[str, Any] = notice if notice and notice["running"] else _NO_DAEMON
     elsewhere = daemon["elsewhere"]
-    short = abridged(
-        filter(None, (daemon["environment"], *(row["environment"] for row in (*environments, *elsewhere))))
-    )
+    seen = (row["environment"] for row in (*environments, *elsewhere))
+    short = abridged(filter(None, (daemon["environment"], *seen)))
     tables = _tables(daemon["seats"], running, _places(environments, short), now_s)
+    since_us = (now_s - DAY_S) * 1e6
+    dropped, engines = dropped_calls(sessions, since_us=since_us), engine_paths(sessions, since_us=since_us)
     facts: dict[str, Any] = {
         "home": str(settings.home),
         "database": str(settings.db),
@@ -73,19 +72,19 @@ def report(
         "covered_share": share,
         "saved_us": saved_us,
         "frozen_problems": len({row["problem"] for row in frozen}),
+        "unraced_problems": len({row["problem"] for row in unraced}),
         "asked_again": asked_again,
         "untunable_problems": sum(row.get("untunable", 0) for row in environments),
         "switched_off": settings.switched_off,
+        "engine_paths": [paths.facts for paths in engines],
+        "dropped_calls": dropped,
     }
-    since_us = (now_s - DAY_S) * 1e6
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages] + _notes(running, elsewhere, short)
-    dropped, engines = dropped_calls(sessions, since_us=since_us), engine_paths(sessions, since_us=since_us)
-    notes += dropped_notes(dropped) + _put_off_notes(environments, short)
-    notes += [*frozen_notes(frozen), *without_notes(settings.home), *left_out.notes(daemon["seats"])]
-    notes += [*(unseen_notes(sessions, since_us=since_us) if share is None else ()), *map(str, engines)]
-    facts |= {"engine_paths": [paths.facts for paths in engines], "dropped_calls": dropped}
-    notes += _of_queue(int(facts["untunable_problems"]), asked_again)
-    return Report("status", tables, facts=facts, lines=lines, notes=notes)
+    notes += [*dropped_notes(dropped), *_put_off_notes(environments, short), *left_out.notes(daemon["seats"])]
+    notes += [*frozen_notes(frozen), *without_notes(settings.home), *map(str, engines), *unraced_notes(unraced)]
+    notes += unseen_notes(sessions, since_us=since_us) if share is None else ()
+    queue = _of_queue(facts["untunable_problems"], asked_again)
+    return Report("status", tables, facts=facts, lines=lines, notes=[*notes, *queue])
 
 
 def _tables(seats: Sequence[Row], running: Sequence[Row], places: Sequence[Row], now_s: float) -> list[Table]:

@@ -48,6 +48,9 @@ PROMISED = {
         "answer", "backend", "config", "covers", "gain", "generation", "last_seen", "last_seen_at",
     ],
     "frozen": [*COLUMNS, "device", "run", "calls", "generation", "last_seen"],
+    "unraced": [
+        "problem", "device", "operators", "backend", "beside", "calls", "missed", "last_seen", "last_seen_at",
+    ],
     "hints": [
         *COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported",
     ],

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hooked import Home
 
+from gemmtuned.configs.beside import Peer, text_of
 from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device
@@ -20,6 +21,7 @@ from gemmtuned.daemon.child.trials import Trials
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.protocol.wire import MAY_COMPILE, Trial
+from gemmtuned.db import queries
 from gemmtuned.kernels.backends import BACKENDS, candidates
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
 from gemmtuned.kernels.families import family_of
@@ -373,6 +375,76 @@ def test_a_program_that_calls_it_itself_is_served_by_it_once(home: Home, tmp_pat
     row = "scaled:fp8_e4m3>bf16:6x64x256+bias,scale=row,math=reduced,threads=1"
     counts = {key: calls for key, calls in home.counts().items() if key[0].startswith("scaled")}
     assert counts == {(row, "exact"): 1}
+
+
+ANOTHER = """
+    import gemmtuned, json, time
+    from importlib.metadata import version
+    from pathlib import Path
+    from hooked import publish, published, wait_for
+    from gemmtuned.configs.launch import OperatorLaunch
+    from gemmtuned.hooks import activate
+    import vllm._custom_ops as vllm
+
+    mine = torch.library.Library("another", "DEF")
+    mine.define("product(Tensor x, Tensor b, Tensor sx, Tensor sb, Tensor? bias) -> Tensor")
+    ran = []
+
+    def product(x, b, sx, sb, bias):
+        ran.append(1)
+        return (vllm.product(x, b, sx, sb) + bias.double()).bfloat16()
+
+    mine.impl("product", product, "CPU")
+    problem = Problem.parse("scaled:fp8_e4m3>bf16:6x64x256+bias,scale=row,math=reduced,threads=1")
+    record = OperatorLaunch(
+        operator="another::product", schema=str(torch.ops.another.product.default._schema), package="torch",
+        arguments=("x", "b", "scale_x", "scale_b", "bias"), version=version("torch"),
+    )
+    fp8 = torch.float8_e4m3fn
+    x, w, bias = torch.randn(6, 256).to(fp8), torch.randn(64, 256).to(fp8), torch.randn(64).bfloat16()
+    sx, sw = torch.rand(6, 1), torch.rand(1, 64)
+    right = (vllm.product(x, w.t(), sx, sw) + bias.double()).bfloat16()
+    own = torch.empty(6, 64, dtype=torch.bfloat16)
+    said = []
+    for generation, beside in enumerate({besides!r}, 1):
+        row = published(problem, "another", stamp=version("torch"), launch=record.text(), beside=beside)
+        publish(activate.current().settings.config_dir, [row], generation)
+        wait_for(lambda: gemmtuned.generation() == generation and gemmtuned.status()["engine_operators"])
+        torch.ops._C.cutlass_scaled_mm(own.zero_(), x, w.t(), sx, sw, bias)
+        said.append([torch.equal(own, right), len(vllm.calls), len(ran)])
+    from gemmtuned.configs.solution import Environment, cpu_device
+    from gemmtuned.db.store import Store
+    settings = activate.current().settings
+    store = Store(settings.db, locks=settings.locks)
+    stamps = {"torch": torch.__version__, "another": version("torch")}
+    store.solutions.install(None, [row], environment=Environment(cpu_device(), stamps), now_s=time.time())
+    torch.ops._C.cutlass_scaled_mm(own, x, w.t(), sx, sw, bias)
+    publish(settings.config_dir, [row], generation + 1)  # what waits is told again with each table
+    wait_for(lambda: gemmtuned.generation() == generation + 1)
+    torch.ops._C.cutlass_scaled_mm(own, x, w.t(), sx, sw, bias)
+    print(json.dumps(said))
+"""
+
+
+@pytest.mark.skipif(TORCH < (2, 10), reason="torch 2.9 has no way to the kernel beneath")
+def test_a_program_that_calls_it_is_served_by_another_once_that_has_won_over_it(home: Home, tmp_path: Path) -> None:
+    """Not raced; raced beside an older version of it, and won; raced, and as fast; raced with a newer one."""
+    peers_site.install(tmp_path / "site", "vllm")
+    raced = (Peer("1.2.2", 1.5), Peer("1.2.3", 1.01), Peer("1.3", 1.5))
+    besides = ["", *(text_of({"vllm_cutlass": peer}) for peer in raced)]
+
+    code = ON_THIS_CPU.format(site=str(tmp_path / "site"), name="vllm_cutlass") + ANOTHER.replace(
+        "{besides!r}", repr(besides)
+    )
+    done = home.run(code)
+
+    assert done.said == [[True, 1, 0], [True, 1, 1], [True, 2, 1], [True, 3, 1]], done
+    row = "scaled:fp8_e4m3>bf16:6x64x256+bias,scale=row,math=reduced,threads=1"
+    counts = {key: calls for key, calls in home.counts().items() if key[0].startswith("scaled")}
+    assert counts == {(row, "exact"): 2, (row, "miss"): 4}
+    [waits] = queries.unraced(home.path / "tune.db")
+    assert (waits["problem"], waits["operators"], waits["backend"]) == (row, "_C::cutlass_scaled_mm", "another")
+    assert waits["beside"] == besides[-1]
 
 
 @pytest.mark.parametrize(("name", "package", "module"), [

@@ -1,0 +1,72 @@
+"""Calls of engines' operators that no solution may serve yet: it was not raced beside the engine's own kernel.
+
+A program notes the operator with the problem (Sightings.add_wanted).  A daemon whose worker has that engine's kernel
+races the solution again, like one whose conditions have changed; it stays in use for torch's own product meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gemmtuned.configs.beside import ENGINES
+from gemmtuned.configs.solution import Environment
+from gemmtuned.db.recheck import HERE
+from gemmtuned.db.rows import Part, stamps_here, us
+
+# s: a live solution whose problem is called by an operator of :engines, [operator, backend, version], and that was not
+# raced beside that backend in that version
+_LACKS: Final = """
+EXISTS (
+    SELECT 1 FROM demand d JOIN json_each(:engines) k
+    WHERE d.wanted <> '' AND d.wanted_of = s.id AND d.solution_id = s.id
+        AND instr(' ' || d.wanted || ' ', ' ' || json_extract(k.value, '$[0]') || ' ')
+        AND NOT instr(s.beside, json_extract(k.value, '$[2]')))
+"""
+_MARK: Final = f"UPDATE solution AS s SET recheck = 'conditions' WHERE s.recheck IS NULL AND {HERE} AND {_LACKS}"  # noqa: S608
+_ANY: Final = f"""
+SELECT 1 FROM solution s JOIN device h ON h.id = s.device_id
+WHERE s.retired_generation IS NULL AND s.state != 'pinned' AND h.key = :device AND {_LACKS} LIMIT 1
+"""  # noqa: S608
+_NONE: Final = "[]"
+
+
+class Wanted(Part):
+    """The part of the store that knows which solutions an engine's operator waits for."""
+
+    def mark(self, environment: Environment, *, now_s: float) -> int:
+        """Have those raced again whose engine's kernel this environment has; how many.
+
+        A search names every engine's kernel that is there, also those that do not run the problem: none is asked twice.
+        """
+        engines = _engines(environment.stamps)
+
+        def work(conn: sqlite3.Connection) -> int:
+            values: dict[str, Any] = {
+                "environment": self._rows.environment_id(conn, environment, us(now_s)), "engines": engines,
+                "stamps": stamps_here(environment),
+            }  # fmt: skip
+            return conn.execute(_MARK, values).rowcount
+
+        return self._rows.write(work) if self.is_any(environment.device.key, environment.stamps) else 0
+
+    def is_any(self, device: str, versions: Mapping[str, str]) -> bool:
+        """Whether any solution for such a device waits for one of these backends. versions: by the backend's name."""
+        values = {"device": device, "engines": _engines(versions)}
+        if values["engines"] == _NONE:
+            return False
+        return self._db.read(lambda conn: conn.execute(_ANY, values).fetchone() is not None)
+
+
+def _engines(versions: Mapping[str, str]) -> str:
+    """JSON of [operator, backend, how `beside` begins to tell of it] for those of these backends that engines have."""
+    return json.dumps(
+        [
+            [operator, backend, f"{json.dumps(backend)}:[{json.dumps(versions[backend])},"]
+            for operator, engine in ENGINES.items()
+            for backend in engine.backends
+            if backend in versions
+        ]
+    )

@@ -1,0 +1,104 @@
+"""Calls of engines' operators that wait for a race beside their own kernel, and the daemon that has that kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from store_cases import NEW, found, open_store, problem, saw
+
+from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.solution import Environment
+from gemmtuned.daemon.seats import work_queue
+from gemmtuned.daemon.seats.work_queue import WorkQueue
+from gemmtuned.db import queries
+from gemmtuned.db.store import Store
+
+T = 1_800_000_000.0
+ONE, TWO = problem(n=64), problem(n=128)
+CUTLASS, SGLANG = "_C::cutlass_scaled_mm", "sgl_kernel::fp8_scaled_mm"
+VLLM = {"vllm_cutlass": "0.32.0", "vllm_cutlass_blocks": "0.32.0"}
+BOTH = text_of({name: Peer("0.32.0", low) for name, low in zip(VLLM, (1.1, None), strict=True)})
+WITH_VLLM = replace(NEW, stamps={**NEW.stamps, **VLLM})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = open_store(tmp_path)
+    one.sightings.add("r", NEW, [saw(p, 10, us=100) for p in (ONE, TWO)], now_s=T)
+    one.solutions.install(None, [found(p) for p in (ONE, TWO)], environment=NEW, now_s=T)
+    yield one
+    one.close()
+
+
+def unraced(store: Store) -> dict[str, str]:
+    return {row["problem"]: row["operators"] for row in queries.unraced(store.path, since_s=1e9)}
+
+
+def again(store: Store, environment: Environment, now_s: float = T + 60) -> str:
+    work = WorkQueue(store, "a:1", recheck=True).lease(environment, now_s)
+    return "" if work is None else str(work.problem)
+
+
+def test_what_programs_want_is_kept_by_operator_until_another_solution_comes(store: Store) -> None:
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS), (ONE, SGLANG), (problem(n=72), CUTLASS)], now_s=T)
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T + 1)
+    assert unraced(store) == {str(ONE): f"{CUTLASS} {SGLANG}"}
+
+    store.solutions.install(None, [found(ONE, us=4.0)], environment=NEW, now_s=T + 2)
+    assert unraced(store) == {}
+    store.sightings.add_wanted(NEW, [(ONE, SGLANG)], now_s=T + 3)
+    assert unraced(store) == {str(ONE): SGLANG}
+
+
+def test_a_daemon_that_has_the_kernel_races_the_solution_again_and_another_does_not(store: Store) -> None:
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T)
+    assert again(store, NEW) == ""
+    assert not store.wanted.is_any(NEW.device.key, {"sglang_fp8": "1"})
+    assert store.wanted.is_any(NEW.device.key, VLLM) and not store.wanted.is_any("cpu-other", VLLM)
+
+    assert again(store, WITH_VLLM) == str(ONE)
+
+    store.solutions.install(None, [found(ONE, beside=BOTH)], environment=WITH_VLLM, now_s=T + 61)
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T + 62)  # a program with an older version of it
+    assert [s.beside for s in store.solutions.published()[1] if s.problem == ONE] == [BOTH]
+    assert again(store, WITH_VLLM, T + 200) == ""
+    newer = replace(NEW, stamps={**NEW.stamps, **dict.fromkeys(VLLM, "0.33.0")})
+    assert again(store, newer, T + 300) == str(ONE)
+
+
+def test_a_pinned_solution_and_one_that_is_not_asked_for_stay_as_they_are(store: Store) -> None:
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T)
+    store.curation.pin([ONE], now_s=T)
+    assert not store.wanted.is_any(NEW.device.key, VLLM)
+    assert again(store, WITH_VLLM) == ""
+
+
+@pytest.mark.parametrize(("installed", "waits"), [(VLLM, True), ({}, False)])
+def test_a_worker_is_started_for_it_where_the_engine_is_installed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], waits: bool
+) -> None:
+    """Before a worker has said what it has; one that has found the package broken is not started again for it."""
+    monkeypatch.setattr(work_queue, "installed", lambda: installed)
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T)
+    queue = WorkQueue(store, "a:1", recheck=True)
+    assert queue.is_waited_for(T + 60, NEW.device.key) == waits
+    queue.lease(NEW, T + 60)
+    assert not queue.is_waited_for(T + 61, NEW.device.key)
+
+
+def test_captured_calls_that_wait_for_it_are_not_said_to_be_frozen(store: Store) -> None:
+    store.sightings.add("r", NEW, [replace(saw(p, 5), graph=True) for p in (ONE, TWO)], now_s=T + 30)
+    assert len(queries.frozen(store.path, since_s=1e9)) == 2
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T + 30)
+    assert [row["problem"] for row in queries.frozen(store.path, since_s=1e9)] == [str(TWO)]
+
+
+def test_it_stays_with_a_verdict_that_is_published_lost_or_rolled_back(store: Store) -> None:
+    store.solutions.install(None, [found(ONE, beside=BOTH)], environment=NEW, now_s=T + 1)
+    to = store.solutions.generation()
+    store.solutions.install(None, [found(ONE, us=1.0)], environment=NEW, now_s=T + 2)
+    store.curation.roll_back(to, now_s=T + 3)
+    assert [s.beside for s in store.solutions.published()[1] if s.problem == ONE] == [BOTH]
