@@ -200,11 +200,15 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   }
   Depth inside(*thread);
   beat(thread->place);
+  const int engine = flags >> kEngineShift;
+  const bool by_engine =
+      engine && found.engines.are_as_good(engine);  // its own kernel is the answer, and stock runs that
   const auto count = [&](Outcome seen) {
     cell->add(seen);
     if (C10_LIKELY(!(key.flags & GRAPH))) {
       if constexpr (!Device::on_host)
-        if (seen != MISS && C10_UNLIKELY(static_cast<bool>(found.route->op))) g_called.add(*found.route, key);
+        if (seen != MISS && C10_UNLIKELY(static_cast<bool>(found.route->op)) && !by_engine)
+          g_called.add(*found.route, key);
       return;
     }
     if (!g_captures_graphs.exchange(true, std::memory_order_relaxed)) g_epoch.fetch_add(1);  // for before_captures
@@ -217,8 +221,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   Outcome outcome = found.outcome;
   Route* route = found.route;
   std::exception_ptr failure;
-  const int engine = flags >> kEngineShift;
-  if (route && route->code != STOCK && !(engine && found.engines.are_as_good(engine))) {
+  if (route && route->code != STOCK && !by_engine) {
     const bool fair = !engine || found.engines.lost(engine);
     if (!fair && flags & ROUTABLE) cell->note_unserved(engine);
     if (fair && flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots) &&
