@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
 from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from peers_site import name_it
 
+from gemmtuned.configs.beside import Peer, text_of
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child import search
@@ -98,8 +102,11 @@ def test_a_published_solution_serves_the_op(program: Program, p: Problem, form: 
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[list[int]]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
     """vLLM's product with zero points, which notes how many operands came."""
+    site = tmp_path_factory.mktemp("site")
+    name_it(site, "vllm", "1.2.3")
+    sys.path.insert(0, str(site))
     library, calls = torch.library.Library("_C", "FRAGMENT"), []
     library.define(
         "cutlass_scaled_mm_azp(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor azp_adj, "
@@ -108,10 +115,11 @@ def engine() -> Iterator[list[int]]:
     library.impl("cutlass_scaled_mm_azp", lambda *given: calls.append(len(given)), "CUDA")
     yield calls
     library._destroy()
+    sys.path.remove(str(site))
 
 
 @pytest.mark.parametrize("scale", ["row+zero", "tensor+zero"])
-def test_what_the_search_finds_of_zero_points_is_served_bit_for_bit_and_an_engines_operator_is_not(
+def test_what_is_found_of_zero_points_is_served_bit_for_bit_and_an_engines_operator_by_what_has_won_over_it(
     program: Program, engine: list[int], scale: str
 ) -> None:
     p = Problem(family="scaled", m=16, n=2112, k=7168, dtype="i8", out_dtype="bf16", scale=scale, wscale="row")
@@ -129,8 +137,14 @@ def test_what_the_search_finds_of_zero_points_is_served_bit_for_bit_and_an_engin
 
     x, w, sx, sw, sums = (inputs[name] for name in ("x", "w", "scale_x", "scale_w", "sums_w"))
     y, before = torch.zeros_like(expected), len(engine)
-    torch.ops._C.cutlass_scaled_mm_azp(y, x, w, sx.reshape(-1), sw, sums, inputs.tensors.get("zero_x"), None)
+    given = (x, w, sx.reshape(-1), sw, sums, inputs.tensors.get("zero_x"), None)
+    torch.ops._C.cutlass_scaled_mm_azp(y, *given)
     assert engine[before:] == [8] and program.outcomes().get("miss") and not y.any()
+
+    name = "vllm_cutlass_zero" if scale == "row+zero" else "vllm_cutlass_zero_tensor"
+    program.publish(replace(program.solution(p, chosen), beside=text_of({name: Peer("1.2.3", 1.1)})))
+    torch.ops._C.cutlass_scaled_mm_azp(y, *given)
+    assert engine[before:] == [8] and program.outcomes().get("exact") and torch.equal(y, expected)
 
 
 SHUFFLED = [

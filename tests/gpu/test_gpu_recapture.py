@@ -5,8 +5,10 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_recapture.py`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
 from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from peers_site import name_it
 
 import gemmtuned.graphs
+from gemmtuned.configs.beside import Peer, text_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.backends import BACKENDS
 
@@ -36,8 +40,11 @@ def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Ite
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """`_C::cutlass_scaled_mm` as vLLM declares it; beneath, torch's own product."""
+    site = tmp_path_factory.mktemp("site")
+    name_it(site, "vllm", "1.2.3")
+    sys.path.insert(0, str(site))
     library = torch.library.Library("_C", "FRAGMENT")
     library.define(
         "cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()"
@@ -51,6 +58,7 @@ def engine() -> Iterator[Any]:
     library.impl("cutlass_scaled_mm", product, "CUDA")
     yield torch.ops._C.cutlass_scaled_mm
     library._destroy()
+    sys.path.remove(str(site))
 
 
 class Operands:
@@ -111,7 +119,11 @@ def test_a_graph_is_counted_with_its_replays_and_routed_once_it_is_captured_anew
     assert operands.error(y) <= allowed
     assert gemmtuned.graphs.stale_launches() == 0
 
-    program.publish(program.solution(PROBLEM, next(iter(BACKENDS["cublaslt"].candidates(PROBLEM)))))
+    solution = program.solution(PROBLEM, next(iter(BACKENDS["cublaslt"].candidates(PROBLEM))))
+    program.publish(solution)
+    if which != "torch._scaled_mm":  # it was not raced beside the engine's own kernel
+        assert gemmtuned.graphs.stale_launches() == 0
+        program.publish(replace(solution, beside=text_of({"vllm_cutlass": Peer("1.2.3", 1.1)})))
     assert gemmtuned.graphs.stale_launches() == LAUNCHES
     graph.replay()
     torch.cuda.synchronize()

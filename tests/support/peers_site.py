@@ -134,6 +134,11 @@ def install(site: Path, *names: str, version: str = "1.2.3") -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(textwrap.dedent(code))
             (site / path.partition("/")[0] / "product.py").write_text(PRODUCT)
-        facts = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        name_it(site, name, version)
+
+
+def name_it(site: Path, name: str, version: str) -> None:
+    """A folder for sys.path says that this distribution is installed, and nothing of it is."""
+    facts = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
