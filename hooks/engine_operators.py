@@ -32,6 +32,7 @@ class Operator:
     these differ between versions: its calls are then opaque, if it has tensor arguments named x (and y).
     y to bias: names of its arguments, "" for those it has not.  y is the argument it writes into; "": it returns y.
     out: the argument with the result's type.  zero_x, sums_w: those by which zero points of X are subtracted.
+    unless: a switch that has it do more than the product; where it is set, the call is left to the operator.
     form: `kn` for W [K, N] as torch's _scaled_mm takes it, `shuffled` for the same in AITER's order, `nk` for [N, K],
     `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
     the weight is quantised, `pairs` for [N, K / 2] of two numbers a byte, as X holds them.
@@ -49,6 +50,7 @@ class Operator:
     out: str = ""
     zero_x: str = ""
     sums_w: str = ""
+    unless: str = ""
     form: str = "opaque"
     routed: bool = False
     engine: int = 0
@@ -78,6 +80,7 @@ class Operator:
         """Positions among these names of arguments. Raises ValueError if one is not there."""
         asked = (
             self.y, self.x, self.w, self.scale_x, self.scale_w, self.bias, self.out, self.zero_x, self.sums_w,
+            self.unless,
         )  # fmt: skip
         return tuple(names.index(name) if name else -1 for name in asked)
 
@@ -100,7 +103,8 @@ def _vllm() -> tuple[Operator, ...]:
         Operator(
             schema="vllm::fp8_gemm_nt_op(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, "
             "Tensor output, bool use_deep_gemm_e8m0) -> ()",
-            y="output", x="q_input", w="weight", scale_x="input_scale", scale_w="weight_scale", form="nk", engine=3,
+            y="output", x="q_input", w="weight", scale_x="input_scale", scale_w="weight_scale", form="nk",
+            unless="use_deep_gemm_e8m0", routed=True, engine=3,
         ),
         Operator(
             schema="vllm::w8a8_triton_block_scaled_mm_func(Tensor qx, Tensor weight, Tensor x_scale, "

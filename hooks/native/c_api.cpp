@@ -135,10 +135,10 @@ int gt_install(size_t number, char* error, size_t room) noexcept {
 }
 
 // Has an operator of somebody else's counted. arguments: which is y, x, w, the scale of x, of w, the bias, the
-// result's type, zero points of x and sums of w. form: a Form, with kRouted where calls may be routed, and its number from
-// kEngineShift on where it is an engine's. family: its code where it is one of another
-// package's, else 0. Where it is from now on, or was already: 1 for the CPU, 2 for CUDA, 3 for both; 0 where it is not there
-// yet; -1 with the reason in `error`.
+// result's type, zero points of x, sums of w, and what keeps a route away where it is true. form: a Form, with kRouted where
+// calls may be routed, and its number from kEngineShift on where it is an engine's. family: its code where it is one of
+// another package's, else 0. Where it is from now on, or was already: 1 for the CPU, 2 for CUDA, 3 for both; 0 where it is
+// not there yet; -1 with the reason in `error`.
 int gt_stand_before(const char* name, const char* schema, const int8_t* arguments, int form, int family, char* error,
                     size_t room) noexcept {
   static Quiet quiet;
@@ -148,7 +148,7 @@ int gt_stand_before(const char* name, const char* schema, const int8_t* argument
     const int8_t* const a = arguments;
     const auto kind = static_cast<uint8_t>(form & 15), code = static_cast<uint8_t>(family);
     const auto engine = static_cast<uint8_t>(form >> kEngineShift);
-    const ForeignFacts facts{a[0], a[1],  a[2], a[3], a[4], a[5], a[7], a[8], a[6], kind, (form & kRouted) != 0,
+    const ForeignFacts facts{a[0], a[1],  a[2], a[3], a[4], a[5], a[7], a[8], a[6], a[9], kind, (form & kRouted) != 0,
                              code, engine};
     int stands = stand_before<Cpu>(name, schema, facts) ? 1 : 0;
 #ifdef GEMMTUNED_CUDA

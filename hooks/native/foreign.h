@@ -29,7 +29,8 @@ constexpr int kRouted = 16;  // or-ed to a form
 
 struct ForeignFacts {  // numbers of arguments, -1: there is none
   int8_t y, x, w, scale_x, scale_w, bias, zero_x, sums_w;
-  int8_t out;  // the result's ScalarType, where there is no y
+  int8_t out;     // the result's ScalarType, where there is no y
+  int8_t unless;  // true where the operator does more than the product: such a call is left to it
   uint8_t form;
   bool routed;     // a route may serve it: its product is one of torch's
   uint8_t family;  // the family of another package that declared the operator; 0: it is an engine's, or ours
@@ -159,6 +160,8 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
                                          y.device() == x.device() && !it->returns);
     const auto here = [&](const Tensor& t) { return !t.defined() || t.device() == x.device(); };
     const bool others_here = here(scale_x) && here(scale_w) && here(zero_x) && here(sums_w);
+    const c10::IValue& more = argument(f.unless);
+    if (more.isBool() && more.toBool()) return false;
     return f.routed && it->is_alone && plain_bias && fits_y && others_here;
   };
   if (f.form == WEIGHTS || f.form == PAIRS) {
@@ -179,6 +182,7 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const bool is_plain = w.defined() && w.dim() == 2 && x.dim() == 2 && scale_x.defined() && scale_w.defined() &&
                         (y.defined() || argument(f.out).isInt());
   const Tensor turned = is_plain && f.form == SCALED_NK ? turned_round(w) : Tensor();
+  const Tensor of_turned = turned.defined() && scale_w.dim() == 2 ? scale_w.t() : Tensor();  // by rows of K, as b
   const Tensor& b = turned.defined() ? turned : w;
   const auto describe_plain = [&] {
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
@@ -189,7 +193,8 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   };
   if (is_plain && describe_plain()) {
     if (f.form == SHUFFLED_KN) p.flags |= SHUFFLED;
-    slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x, slots.t[SLOT_SCALE_W] = &scale_w;
+    slots.t[SLOT_W] = &b, slots.t[SLOT_SCALE_X] = &scale_x;
+    slots.t[SLOT_SCALE_W] = of_turned.defined() ? &of_turned : &scale_w;
     slots.t[SLOT_ZERO_X] = zero_x.defined() ? &zero_x : nullptr;
     slots.t[SLOT_SUMS_W] = sums_w.defined() ? &sums_w : nullptr;
     const bool routable = (it->is_ours || f.engine) && fits(b.size(1), static_cast<at::ScalarType>(p.out_dtype));

@@ -191,6 +191,47 @@ def test_an_engines_operator_that_returns_its_result_returns_a_routes(run: Any, 
     assert said == [[True] * 3, lost, served, 2 if lost else 0, 1 if lost else 3, 0, []]
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_engines_product_of_blocks_with_a_weight_by_rows_is_served(run: Any, lost: bool) -> None:
+    """W and its scales come as [N, K]; where scales are to be made powers of two, it is left to the engine."""
+    number = 1 + OPERATORS.index("vllm::fp8_gemm_nt_op")
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    engines = {1 << number if lost else 0}",
+        """
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    x8 = torch.randint(-2, 3, (4, 256)).to(torch.float8_e4m3fn)
+    w8 = torch.randint(-2, 3, (8, 256)).to(torch.float8_e4m3fn)
+    sx, sw = torch.full((4, 2), 4.0), torch.full((8, 2), 0.5)[:1]  # the fake kernel reads one a row, of eight rows
+    right = (x8.float() @ w8.float().t() * 2).bfloat16()
+    problem = Problem(family="scaled", m=4, n=8, k=256, dtype="fp8_e4m3", out_dtype="bf16", scale="1x128",
+                      math_mode="reduced")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 2, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    record = replace(record, arguments=record.arguments[:-2])  # how far scales are apart
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2), engines=engines)
+    vllm = torch.library.Library("vllm", "FRAGMENT")
+    vllm.define("fp8_gemm_nt_op(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, "
+                "Tensor(a!) output, bool use_deep_gemm_e8m0) -> ()")
+    vllm.impl("fp8_gemm_nt_op", lambda *given: stock.append(len(given)), "CUDA")
+    stand("vllm::fp8_gemm_nt_op")
+    cuda.fake_shape(8, 256, 1.0)
+    gx8, gw8, gsx, gsw = to_gpu(x8, w8, sx, sw)
+    out, other = to_gpu(*torch.zeros(2, 4, 8, dtype=torch.bfloat16))
+    torch.ops.vllm.fp8_gemm_nt_op(gx8, gsx, gw8, gsw, out, False)
+    seen, launched = told(), calls("cuLaunchKernel")
+    torch.ops.vllm.fp8_gemm_nt_op(gx8, gsx, gw8, gsw, other, True)
+    print(json.dumps([torch.equal(host(out), right), seen, launched, stock, told(), hook.failures()]))
+    """,
+    )
+    assert said == (
+        [True, [["exact 1"], 0], 1, [6], [["miss 1"], 0], []]
+        if lost
+        else [False, [["miss 1"], 1 << number], 0, [6, 6], [["miss 1"], 0], []]
+    )
+
+
 def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) -> None:
     """Captured anew they would run the engine's own kernel again."""
     said = run(
