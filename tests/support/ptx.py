@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,10 @@ _COMPARE: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
 }
 _BITWISE: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+_WHOLE: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mad": lambda a, b, c: a * b + c
+}  # fmt: skip
+_ROUNDED_ONCE = {operator.add, operator.sub, operator.mul, np.fmin, np.fmax}  # in fp64 and then to fp32, too
 _INTEGERS = {f"{sign}{size}" for sign in "us" for size in (16, 32, 64)}
 _CONVERTED = _INTEGERS | {"f32", "f16", "bf16"}
 _MOST = 100_000  # instructions of a thread block
@@ -81,17 +85,35 @@ def _cut(kind: str) -> Any:
 
 
 @cache
-def _places_of_mma(each: int, more: int, many: int) -> tuple[Array, Array, Array]:
-    """Of an mma with so many values a register: where A [16, K], B [K, 8] and the sums [16, 8] have each of theirs.
+def _places_of_mma(each: int, more: int, many: int, warps: int) -> tuple[Array, Array, Array]:
+    """Of an mma with so many values a register: where A [16, K], B [K, 8] and the sums [16, 8] of each warp are.
 
-    Places count registers, lanes, values in turn. more: fours of registers that A has. many: registers of B.
+    Places count registers, threads, values in turn. more: fours of registers that A has. many: registers of B.
     """
     row, column, k = np.arange(16)[:, None], np.arange(8), np.arange(4 * each * many)
+    warp, threads = WARP * np.arange(warps)[:, None, None], WARP * warps
     lane_of_k, register_of_k, value_of_k = k % (4 * each) // each, k // (4 * each), k % each
-    of_a = ((2 * register_of_k + row // 8) * 32 + row % 8 * 4 + lane_of_k) * each + value_of_k
-    of_b = ((register_of_k * 32 + lane_of_k) * each + value_of_k)[:, None] + column * 4 * each
-    of_sums = (row // 8 * 2 + column % 2) * 32 + row % 8 * 4 + column // 2
-    return of_a[:, : 8 * each * more], of_b, of_sums
+    of_a = ((2 * register_of_k + row // 8) * threads + warp + row % 8 * 4 + lane_of_k) * each + value_of_k
+    of_b = (register_of_k[:, None] * threads + warp + lane_of_k[:, None] + column * 4) * each + value_of_k[:, None]
+    of_sums = (row // 8 * 2 + column % 2) * threads + warp + row % 8 * 4 + column // 2
+    return of_a[:, :, : 8 * each * more], of_b, of_sums
+
+
+def _as_unsigned(data: Array, size: int) -> Array:
+    """Bytes as numbers of so many, but those at the end that make no whole one."""
+    return data[: len(data) // size * size].view(_UNSIGNED[size])
+
+
+def _acts_on_bits(act: Callable[..., Array], operands: list[str], kind: str) -> Callable[[Any, Array], None]:
+    """A step that gives the lower bits of what `act` makes of all bits of its operands."""
+    to, *names = operands
+    cut = None if _size(kind) == 8 else _cut(kind)
+
+    def step(block: ThreadBlock, mask: Array) -> None:
+        bits = act(*map(block._bits, names))
+        block._put(to, bits if cut is None else bits & cut, mask)
+
+    return step
 
 
 def _quotient(a: Array, b: Array) -> Array:
@@ -226,6 +248,15 @@ class Copies:
     come: Array  # those that are there
 
 
+class Step(NamedTuple):
+    """An instruction as `_abreast` takes it.  act: is given the thread block and a mask.  target: of a branch."""
+
+    predicate: str  # with its !
+    stops: bool  # it may wait, or end
+    target: int | None
+    act: Callable[[Any, Array], None]
+
+
 class Code:
     """(predicate, operation, operands) of each instruction, in order; where each label stands."""
 
@@ -238,6 +269,7 @@ class Code:
         self.static_bytes = 0  # of shared memory, for arrays with a name
         self.dynamic = re.findall(r"\.extern \.shared [^;]*?(\w+)\[\]", self.head)  # its name, where it has one
         self.steps: list[tuple[str, tuple[str, ...], list[Any]]] = []
+        self.plans: dict[type, list[Step | None]] = {}  # by kinds of thread blocks: what each step is for them
         self.labels: dict[str, list[int]] = {}
         for piece in body.split(";"):
             piece = re.sub(r"^[\s{}]+", "", piece)  # scopes; names in them are used anew
@@ -302,6 +334,7 @@ class ThreadBlock:
         self._unseen = np.zeros(len(self.shared), np.uint32)  # which warps may not read yet what was stored or has come
         self._everyone = np.ones(threads, bool)
         self._methods: dict[str, Callable[..., None]] = {}  # methods by operations
+        self._plan = code.plans.setdefault(type(self), [None] * len(code.steps))
         self._plain: dict[int, bool] = {}  # steps that each thread may take on its own
         lanes = np.arange(threads, dtype=np.uint64)
         turn = np.arange(threads) // (turns or threads)
@@ -375,23 +408,50 @@ class ThreadBlock:
 
     def _abreast(self, place: Array) -> None:
         """All threads from a step that they are all at, as long as they stay together and none has to wait or ends."""
-        everyone = self._everyone
+        everyone, plan = self._everyone, self._plan
         here = int(place[0])
         for _ in range(_MOST):
-            if here >= _ENDED or self._code.steps[here][1][0] in (*_WAITING, "ret"):
+            if here >= _ENDED:
                 break
-            predicate, operation, operands = self._code.steps[here]
+            predicate, stops, target, act = plan[here] or self._planned(here)
+            if stops:
+                break
             mask = self._mask(predicate) if predicate else everyone
-            if operation[0] == "bra":
-                target = self._code.target(operands[0], here)
-                if not mask.all() and mask.any():
-                    place[:] = np.where(mask, target, here + 1)
-                    return
-                here = target if mask.all() else here + 1
-                continue
-            self._step(operation)(operation, operands, mask)
-            here += 1
+            if target is None:
+                act(self, mask)
+                here += 1
+            elif mask.all():
+                here = target
+            elif mask.any():
+                place[:] = np.where(mask, target, here + 1)
+                return
+            else:
+                here += 1
         place[:] = here
+
+    def _planned(self, here: int) -> Step:
+        predicate, operation, operands = self._code.steps[here]
+        target = self._code.target(operands[0], here) if operation[0] == "bra" else None
+        step = Step(
+            predicate, operation[0] in _WAITING or operation[0] == "ret", target, self._act(operation, operands)
+        )
+        self._plan[here] = step
+        return step
+
+    def _act(self, operation: Any, operands: Any) -> Callable[[Any, Array], None]:
+        """What a step does, for any thread block of this kind; what most steps are is spelled out."""
+        kind = operation[-1]
+        whole = _WHOLE.get(operation[0])
+        if whole is not None and kind in _INTEGERS and (len(operation) == 2 or operation[1] == "lo"):
+            return _acts_on_bits(whole, operands, kind)
+        if operation[0] in _BITWISE and operation[1] != "pred":
+            return _acts_on_bits(_BITWISE[operation[0]], operands, operation[1])
+        if operation[0] == "shl" and operands[2].isdecimal() and int(operands[2]) < 64:
+            by = np.uint64(int(operands[2]))
+            return _acts_on_bits(lambda bits: bits << by, operands[:2], operation[1])
+        if operation[0] == "mov" and operation[1] != "pred" and all(isinstance(one, str) for one in operands):
+            return _acts_on_bits(operator.pos, operands, operation[1])
+        return lambda block, mask: block._step(operation)(operation, operands, mask)
 
     def _is_plain(self, here: int) -> bool:
         """Whether each thread may take the step without the others, and goes on with the next one."""
@@ -409,9 +469,8 @@ class ThreadBlock:
         for taken in range(most):
             if not self._is_plain(here + taken):
                 return taken
-            predicate, operation, operands = self._code.steps[here + taken]
-            mask = self._mask(predicate) & at if predicate else at
-            self._step(operation)(operation, operands, mask)
+            predicate, _, _, act = self._plan[here + taken] or self._planned(here + taken)
+            act(self, self._mask(predicate) & at if predicate else at)
         return most
 
     def _step(self, operation: Any) -> Callable[..., None]:
@@ -494,8 +553,9 @@ class ThreadBlock:
         if name == "_":
             return
         if kind == "pred":
-            bits = value
-        elif kind == "bf16":
+            self._put(name, value, mask)
+            return
+        if kind == "bf16":
             bits = torch.from_numpy(value.astype(np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint16)
         elif kind == "f16":
             bits = value.astype(np.float16, copy=False).view(np.uint16)
@@ -527,14 +587,15 @@ class ThreadBlock:
         kind = operation[1].replace("f", "b") if operation[1] != "pred" else "pred"
         if isinstance(to, list):
             each = int(kind[1:]) // len(to)
+            bits = self._bits(what)
             for i, name in enumerate(to):
-                self._set(name, self._get(what, kind) >> _UNSIGNED[int(kind[1:]) // 8](each * i), mask, f"b{each}")
+                self._put(name, bits >> np.uint64(each * i) & _cut(f"b{each}"), mask)
         elif isinstance(what, list):
             each = int(kind[1:]) // len(what)
-            parts = [
-                self._get(name, f"b{each}").astype(np.uint64) << np.uint64(each * i) for i, name in enumerate(what)
-            ]
-            self._set(to, np.bitwise_or.reduce(parts), mask, kind)
+            bits = self._bits(what[0]) & _cut(f"b{each}")
+            for i, name in enumerate(what[1:], 1):
+                bits = bits | (self._bits(name) & _cut(f"b{each}")) << np.uint64(each * i)
+            self._put(to, bits, mask)
         elif kind == "pred":
             self._set(to, self._get(what, kind), mask, kind)
         else:
@@ -554,6 +615,9 @@ class ThreadBlock:
         kind = operation[-1]
         to, *values = operands
         way = operation[1]
+        if kind == "f32" and len(values) == 2 and act in _ROUNDED_ONCE and set(operation[1:-1]) <= {"rn"}:
+            self._set(to, act(*(self._get(v, kind) for v in values)), mask, kind)
+            return
         if kind == "f32" and set(operation[1:-1]) <= {"rn"}:
             done = act(*(self._get(v, kind).astype(np.float64) for v in values)).astype(np.float32)
             self._set(to, done, mask, kind)
@@ -708,21 +772,28 @@ class ThreadBlock:
         names = to if isinstance(to, list) else [to]
         each = int(kind[1:]) // 8
         data, at = self._places(operation, where, mask, each * len(names))
-        places = at[:, None] + np.arange(each * len(names))
         if data is self.shared:
-            by = self._by[places]
-            if ((by != -1) & (by != np.flatnonzero(mask)[:, None])).any():
-                raise Wrong("reads what another thread has copied, without a barrier")
-            if self._is_unseen(places, np.flatnonzero(mask)[:, None] // WARP).any():
-                raise Wrong("reads what others have stored, without a barrier")
-        raw = data[places].view(_UNSIGNED[each])
-        for i, name in enumerate(names):
-            if mask is self._everyone:
-                value = raw[:, i].astype(np.uint64)
-            else:
-                value = self._all(0)
-                value[mask] = raw[:, i]
+            self._may_read(at, each * len(names), mask)
+        of_names = _as_unsigned(data, each)[at[None] // each + np.arange(len(names))[:, None]].astype(np.uint64)
+        if mask is not self._everyone:
+            of_all = np.zeros((len(names), self._threads), np.uint64)
+            of_all[:, mask] = of_names
+            of_names = of_all
+        for name, value in zip(names, of_names, strict=True):
             self._put(name, value, mask)
+
+    def _may_read(self, at: Array, size: int, mask: Array) -> None:
+        """Raises Wrong where a thread reads what it cannot know to be there; from places aligned to so many bytes."""
+        some = slice(int(at.min()), int(at.max()) + size)
+        copied, stored = (self._by[some] != -1).any(), self._unseen[some].any()
+        if not copied and not stored:
+            return
+        places, threads = at[:, None] + np.arange(size), np.flatnonzero(mask)[:, None]
+        by = self._by[places]
+        if ((by != -1) & (by != threads)).any():
+            raise Wrong("reads what another thread has copied, without a barrier")
+        if self._is_unseen(places, threads // WARP).any():
+            raise Wrong("reads what others have stored, without a barrier")
 
     def _is_unseen(self, places: Array, warps: Array) -> Array:
         unseen = self._unseen[places]
@@ -740,12 +811,11 @@ class ThreadBlock:
         names = what if isinstance(what, list) else [what]
         each = int(operation[-1][1:]) // 8
         data, at = self._places(operation, where, mask, each * len(names))
-        for i, name in enumerate(names):
-            raw = self._get(name, f"b{8 * each}")[mask]
-            data[at[:, None] + i * each + np.arange(each)] = raw.view(np.uint8).reshape(-1, each)
-            if data is self.shared:
-                own = np.uint32(1) << (np.flatnonzero(mask) // WARP).astype(np.uint32)
-                self._unseen[at[:, None] + i * each + np.arange(each)] = (_ALL & ~_NOBODY & ~own)[:, None]
+        places = at[None] // each + np.arange(len(names))[:, None]
+        _as_unsigned(data, each)[places] = np.array([self._bits(name)[mask] for name in names]).astype(_UNSIGNED[each])
+        if data is self.shared:
+            own = np.uint32(1) << (np.flatnonzero(mask) // WARP).astype(np.uint32)
+            self._unseen[at[:, None] + np.arange(each * len(names))] = (_ALL & ~_NOBODY & ~own)[:, None]
 
     def _cp(self, operation: Any, operands: Any, mask: Array) -> None:
         """cp.async: what is asked for is there when it has been waited for, for other threads behind a barrier."""
@@ -827,12 +897,9 @@ class ThreadBlock:
         if shape != ("m16n8k32" if sparse or each == 4 else "m16n8k16") or operation[-6:-4] != ("row", "col"):
             raise Wrong(f"{'.'.join(operation)}: not written")
         to, a, b, c = operands[:4]
-        of_a, of_b, of_sums = _places_of_mma(each, len(a) // 4, len(b))
-        left, right = (self._values(operation, names, of) for names in (a, b))
-        sums = self._summands(c, operation[-1])
-        left, right, sums = (
-            one.reshape(len(one), -1)[:, places] for one, places in ((left, of_a), (right, of_b), (sums, of_sums))
-        )
+        of_a, of_b, of_sums = _places_of_mma(each, len(a) // 4, len(b), self._threads // WARP)
+        left, right = (self._values(operation, names, of, places) for names, places in ((a, of_a), (b, of_b)))
+        sums = self._summands(c, operation[-1]).reshape(-1)[of_sums]
         if sparse:
             left = self._spread(left, self._by_lane(self._get(operands[4], "b32")), operands[5])
         done = left @ right + sums
@@ -845,22 +912,20 @@ class ThreadBlock:
             self._set(name, done[:, _ROWS_OF_SUMS[i], _COLUMNS_OF_SUMS[i]].reshape(-1), mask, operation[-1])
 
     def _summands(self, names: list[str], kind: str) -> Array:
-        """[warp, register, lane] of what is added to, in fp64."""
+        """[register, thread] of what is added to, in fp64."""
         if kind == "f32":
-            bits = np.array([self._bits(name) for name in names]).astype(np.uint32).view(np.float32)
-            return bits.reshape(len(names), -1, WARP).transpose(1, 0, 2).astype(np.float64)
-        return np.stack([self._by_lane(self._get(name, kind)) for name in names], 1, dtype=np.float64)
+            return np.array([self._bits(name) for name in names]).astype(np.uint32).view(np.float32).astype(np.float64)
+        return np.array([self._get(name, kind) for name in names], np.float64)
 
-    def _values(self, operation: Any, names: list[str], of: str) -> Array:
-        """[warp, register, lane, value in it] of registers of 32 bits."""
-        read = np.array([self._bits(name) for name in names]).astype(np.uint32)
-        bits = np.ascontiguousarray(read.reshape(len(names), -1, WARP).transpose(1, 0, 2))[..., None]
+    def _values(self, operation: Any, names: list[str], of: str, places: Array) -> Array:
+        """The values of registers of 32 bits that lie at these places, which count registers, threads, values."""
+        read = np.array([self._bits(name) for name in names]).astype(np.uint32).reshape(-1)
         if of == "s8":
-            return bits.view(np.int8).astype(np.float64)
+            return read.view(np.int8)[places].astype(np.float64)
         if of == "f16":
-            return bits.view(np.float16).astype(np.float64)
+            return read.view(np.float16)[places].astype(np.float64)
         if of == "bf16":
-            return (bits.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+            return (read.view(np.uint16)[places].astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
         raise Wrong(f"{'.'.join(operation)}: not written")
 
     def _spread(self, left: Array, where: Array, selector: str) -> Array:
@@ -959,9 +1024,9 @@ class ThreadBlock:
 
     def _tell(self, barrier: Barrier, mask: Array) -> None:
         """What threads may read that arrive, those may that have waited."""
+        new = np.flatnonzero(self._unseen)
         for warp in set(np.flatnonzero(mask) // WARP):
-            some = (self._unseen != 0) & ~self._is_unseen(np.arange(len(self._unseen)), np.full(1, warp))
-            barrier.telling.append(np.flatnonzero(some))
+            barrier.telling.append(new[~self._is_unseen(new, np.full(1, warp))])
 
     def _mapa(self, operation: Any, operands: Any, mask: Array) -> None:
         to, address, rank = operands

@@ -15,14 +15,14 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
 import numpy as np
 import torch
 from fake_cuda_build import KEPT
-from ptx import _UNSIGNED, RANK, WARP, Array, Code, Memory, ThreadBlock, Wrong, run_together
+from ptx import _UNSIGNED, RANK, WARP, Array, Code, Memory, ThreadBlock, Wrong, _cut, run_together
 
 from gemmtuned.kernels.cuda import nvrtc
 
@@ -127,6 +127,7 @@ class WarpGroups(ThreadBlock):
         self._sums: list[dict[tuple[str, ...], Array]] = [{} for _ in warps]  # of those, [16, columns]
         self._begun: list[list[Any]] = [[] for _ in warps]  # all that warps of a group begin alike
         self._is_fenced = np.zeros(threads // WARP, bool)
+        self._unwritten = self._all(-1)
         self._places_known: dict[tuple[int, int, int], Array] = {}  # by descriptor, rows, bytes of a value
 
     def run(self) -> Iterator[bool]:
@@ -215,6 +216,9 @@ class WarpGroups(ThreadBlock):
         return np.where(unknown, _POISON[size], bits) if unknown.any() else bits
 
     def _is_unknown(self, places: Array, warp: int) -> Array:
+        some = slice(int(places.min()), int(places.max()) + 1)
+        if not (self._by[some] != -1).any() and not self._unseen[some].any():
+            return np.False_
         return (self._by[places] != -1) | self._is_unseen(places, np.full(1, warp))
 
     def _finish(self, warp: int, but: int) -> None:
@@ -246,28 +250,37 @@ class WarpGroups(ThreadBlock):
             return bits.view(np.float16).astype(np.float64)
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
 
-    def _places_in_sums(self, i: int) -> tuple[Array, Array]:
-        """(row, column) of each lane's sum i: 9.7.15.5.1.1, matrix D."""
-        lane = np.arange(WARP)
-        return lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
-
     def _taken(self, names: tuple[str, ...], warp: int, kind: str, *, read: bool) -> Array:
         """[16, columns] of sums in registers, which hold NaN from then on; zeros where what they hold is not read."""
         sums = np.zeros((16, 2 * len(names)))
-        own = np.arange(self._threads) // WARP == warp
-        for i, name in enumerate(names):
-            if read:
-                held = self._get(name, kind)[own]
-                sums[self._places_in_sums(i)] = np.where((kind == "s32") & (held == _NO_SUM), np.nan, held)
-            self._set(name, self._all(_NO_SUM if kind == "s32" else -1), own)
+        own = slice(warp * WARP, (warp + 1) * WARP)
+        if read:
+            held = np.array([self._bits(name)[own] for name in names]).astype(np.uint32)
+            if kind == "s32":
+                whole = held.view(np.int32)
+                sums[_places_in_sums(len(names))] = np.where(whole == _NO_SUM, np.nan, whole)
+            else:
+                sums[_places_in_sums(len(names))] = held.view(np.float32)
+        self._fill(names, own, np.uint64((_NO_SUM if kind == "s32" else -1) & (1 << 64) - 1))
         return sums
 
     def _given(self, names: tuple[str, ...], warp: int, sums: Array, kind: str) -> None:
-        own = np.arange(self._threads) // WARP == warp
-        for i, name in enumerate(names):
-            value = np.zeros(self._threads)
-            value[own] = sums[self._places_in_sums(i)]
-            if kind == "s32":
-                self._set(name, np.where(np.isnan(value), _NO_SUM, value).astype(np.int64), own, kind)
-            else:
-                self._set(name, value.astype(np.float32), own, kind)
+        values = sums[_places_in_sums(len(names))]
+        if kind == "s32":
+            bits = np.where(np.isnan(values), _NO_SUM, values).astype(np.int64).view(np.uint64) & _cut(kind)
+        else:
+            bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+        self._fill(names, slice(warp * WARP, (warp + 1) * WARP), bits)
+
+    def _fill(self, names: tuple[str, ...], own: slice, bits: Array) -> None:
+        """The registers of one warp, [register, lane] or all alike; no array that was put is changed."""
+        held = np.array([self._registers.get(name, self._unwritten) for name in names])
+        held[:, own] = bits
+        self._registers |= dict(zip(names, held, strict=True))
+
+
+@cache
+def _places_in_sums(many: int) -> tuple[Array, Array]:
+    """(row, column) of each of so many sums and each lane: 9.7.15.5.1.1, matrix D."""
+    i, lane = np.arange(many)[:, None], np.arange(WARP)
+    return lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2

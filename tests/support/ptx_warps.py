@@ -81,25 +81,25 @@ class Warps(WarpGroups):
     def _prmt(self, operation: Any, operands: Any, mask: Array) -> None:
         """Each of four selectors picks one of eight bytes, or, with its upper bit, that byte's sign eight times."""
         to, low, high, selector = operands
-        both = self._get(low, "u32").astype(np.uint64) | self._get(high, "u32").astype(np.uint64) << np.uint64(32)
-        chosen = self._get(selector, "u32").astype(np.uint64)
-        done = np.zeros_like(both)
-        for i in range(4):
-            one = chosen >> np.uint64(4 * i)
-            byte = both >> (np.uint64(8) * (one & np.uint64(7))) & np.uint64(0xFF)
-            signs = np.where(byte >> np.uint64(7), np.uint64(0xFF), np.uint64(0))
-            done |= np.where(one & np.uint64(8), signs, byte) << np.uint64(8 * i)
-        self._set(to, done, mask, "u32")
+        bytes_ = np.array([self._bits(low), self._bits(high)]).astype("<u4").view(np.uint8).reshape(2, -1, 4)
+        chosen = self._bits(selector)[:, None] >> np.uint64(4) * np.arange(4, dtype=np.uint64)
+        which = (chosen & np.uint64(7)).astype(np.int64)
+        taken = bytes_[which // 4, np.arange(self._threads)[:, None], which % 4]
+        if (chosen & np.uint64(8)).any():
+            taken = np.where(chosen & np.uint64(8), np.where(taken >> 7, np.uint8(0xFF), np.uint8(0)), taken)
+        self._put(to, taken.view("<u4")[:, 0].astype(np.uint64), mask)
 
     def _lop3(self, operation: Any, operands: Any, mask: Array) -> None:
         """Each bit of three as the table has it, whose bits are numbered by them, the first highest."""
         to, *given, table = operands
-        bits = [self._get(one, "u32") for one in given]
-        done = np.zeros_like(bits[0])
+        ones = [self._get(one, "u32") for one in given]
+        zeros = [~one for one in ones]
+        done = np.zeros_like(ones[0])
         for i in range(8):
             if int(table, 0) >> i & 1:
-                done |= np.bitwise_and.reduce([b if i >> (2 - n) & 1 else ~b for n, b in enumerate(bits)])
-        self._set(to, done, mask, "u32")
+                a, b, c = (ones[n] if i >> (2 - n) & 1 else zeros[n] for n in range(3))
+                done |= a & b & c
+        self._put(to, done.astype(np.uint64), mask)
 
     def _bfi(self, operation: Any, operands: Any, mask: Array) -> None:
         """The lower `length` bits of the first, put into the second at a place."""
@@ -119,16 +119,15 @@ class Warps(WarpGroups):
             super()._two(operation, operands, mask, act)
             return
         to, *values = operands
-        halves = []
-        for i in (0, 1):
-            parts = []
-            for value in values:
-                self._registers["$half"] = self._get(value, "b32").astype(np.uint64) >> np.uint64(16 * i)
-                parts.append(self._get("$half", kind[:-2]).astype(np.float64))
-            with np.errstate(all="ignore"):
-                self._set("$half", act(*parts), self._all(1) > 0, kind[:-2])
-            halves.append(self._registers["$half"])
-        self._set(to, halves[0] | halves[1] << np.uint64(16), mask, "b32")
+        halves = [self._bits(value).astype("<u4").view("<u2") for value in values]
+        with np.errstate(all="ignore"):
+            if kind == "f16x2":
+                done = act(*(half.view(np.float16).astype(np.float64) for half in halves)).astype(np.float16)
+            else:
+                floats = ((half.astype(np.uint32) << np.uint32(16)).view(np.float32) for half in halves)
+                single = act(*(one.astype(np.float64) for one in floats)).astype(np.float32)
+                done = torch.from_numpy(single).bfloat16().view(torch.int16).numpy()
+        self._put(to, done.view("<u4").astype(np.uint64), mask)
 
     def _cvt(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation[-1] == "e4m3x2":  # the upper byte is the upper half
