@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned._testing import faults as failpoints
+from gemmtuned.configs.beside import ENGINES, standing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db.files import identity
 from gemmtuned.db.members_file import FIRST, MembersFile, StrangeFile, set_aside, signature
@@ -38,7 +39,7 @@ from gemmtuned.db.members_progress import (
 )
 from gemmtuned.db.members_rows import SOON_US, Named, Names, is_valid, session_of, valid
 from gemmtuned.db.rows import Part, Rows, plain, us
-from gemmtuned.db.sightings import ADD_QUARANTINE, count, keep_session
+from gemmtuned.db.sightings import ADD_QUARANTINE, ADD_WANTED, count, keep_session
 
 log = logging.getLogger("gemmtuned.daemon")
 
@@ -57,6 +58,14 @@ _TOLD: Final = f"""
 SELECT 1 FROM quarantine WHERE problem_id = ? AND {" AND ".join(f"{name} = ?" for name in _REPORT_KEY)}
     AND last_seen_us >= ?
 """  # noqa: S608
+# What their file says of operators stays when a solution comes that may serve them: its own word counts then
+_ANY_VERSION: Final = "999999"  # of an engine: theirs is not known here, and a newer one counts as that which was raced
+_LACKS_WANTED: Final = """
+SELECT d.problem_id, d.environment_id, s.backend, s.beside FROM demand d JOIN solution s ON s.id = d.solution_id
+JOIN problem p ON p.id = d.problem_id JOIN environment e ON e.id = d.environment_id
+WHERE p.rest = :rest AND p.m = :m AND e.key = :key
+    AND (d.wanted_of IS NOT d.solution_id OR NOT instr(' ' || d.wanted || ' ', ' ' || :operator || ' '))
+"""
 _REMEMBER: Final = """
 INSERT INTO ingest_row (born, problem_id, environment_id, run_id, hour, outcome, graph,
     calls, sampled_calls, sampled_us)
@@ -272,7 +281,21 @@ class Ingest(Part):
             if time.monotonic() > until_s:
                 return False
         self._others = Others()
+        self._take_wanted(file, since_us)
         return True
+
+    def _take_wanted(self, file: MembersFile, since_us: int) -> None:
+        """Note which engines' operators call problems that we know; a claim of these costs one more race at most."""
+        names = Names(file)
+        found = [(names.of(row), str(row[3]).split()) for row in file.wanted(since_us, OTHERS_AT_ONCE)]
+        asked = [(named, op) for named, operators in found if named is not None for op in operators if op in ENGINES]
+
+        def lacking(conn: sqlite3.Connection) -> list[dict[str, Any]]:
+            return [values for one in asked if (values := _wanted(conn, *one)) is not None]
+
+        new = self._db.read(lacking) if asked else []
+        if new:
+            self._rows.write(lambda conn: conn.executemany(ADD_WANTED, lacking(conn)))
 
     def _keep_others(
         self, conn: sqlite3.Connection, sessions: list[dict[str, Any]], reports: list[dict[str, Any]], now_us: int
@@ -306,3 +329,13 @@ class Ingest(Part):
         if room.take("report"):  # another user's report is no proof: the daemon runs the kernel itself
             what = (plain(row["reason"], 4096), plain(row["run"], 512), "failed")
             conn.execute(ADD_QUARANTINE, (*key, *what, seen_us))
+
+
+def _wanted(conn: sqlite3.Connection, named: Named, operator: str) -> dict[str, Any] | None:
+    """The values of ADD_WANTED; None where the solution there is was raced beside the operator's kernel, or none is."""
+    p = named.problem
+    key = {"rest": p.rest, "m": p.m, "key": named.environment.key, "operator": operator}
+    found = conn.execute(_LACKS_WANTED, key).fetchone()
+    if found is None or standing(operator, str(found[2]), str(found[3]), _ANY_VERSION).raced:
+        return None
+    return {"problem": found[0], "environment": found[1], "operator": operator}

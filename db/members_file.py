@@ -59,6 +59,10 @@ SELECT {PROBLEM_COLUMNS}, q.id, q.device, q.mode, q.covers, q.backend, q.config,
     q.last_seen_us
 FROM quarantine q JOIN problem p ON p.id = q.problem_id WHERE q.last_seen_us >= ? AND q.id > ? ORDER BY q.id LIMIT ?
 """  # noqa: S608
+_WANTED: Final = """
+SELECT problem_id, environment_id, 0, wanted FROM demand
+WHERE wanted <> '' AND last_seen_us >= ? ORDER BY last_seen_us DESC LIMIT ?
+"""
 # The columns that are read, with their types; additional columns do no harm
 _COUNT, _TEXT, _REAL = "INTEGER", "TEXT", "REAL"
 _READ: Final[dict[str, dict[str, str | None]]] = {
@@ -74,6 +78,12 @@ _READ: Final[dict[str, dict[str, str | None]]] = {
     "session": {"host": _TEXT, "pid": _COUNT, "started_us": _COUNT, "run": _TEXT, "beat_us": _COUNT},
     "quarantine": {"id": _COUNT, "problem_id": _COUNT, "reason": _TEXT, "run": _TEXT, "last_seen_us": _COUNT},
 }  # fmt: skip
+_DEMAND: Final[dict[str, str | None]] = {
+    "problem_id": _COUNT,
+    "environment_id": _COUNT,
+    "wanted": _TEXT,
+    "last_seen_us": _COUNT,
+}
 
 
 def signature(path: Path) -> tuple[tuple[int, int, int, int], ...] | None:
@@ -192,6 +202,13 @@ class MembersFile:
         """Reports of failed routes with an id after this one."""
         return self._rows(_REPORTS, (since_us, after, limit))
 
+    def wanted(self, since_us: int, limit: int) -> list[tuple[Any, ...]]:
+        """Calls of engines' operators that no solution may serve: problem, environment, 0, names of operators.
+
+        The last seen first; none of a file from before step 0028.
+        """
+        return self._ask(_WANTED, (since_us, limit)) if self._has_wanted else []
+
     def bytes(self) -> int:
         """The size of the file without its free pages."""
         pages, free, size = (self._ask(f"PRAGMA {p}")[0][0] for p in ("page_count", "freelist_count", "page_size"))
@@ -201,7 +218,9 @@ class MembersFile:
         """Refuse all but plain tables with stored columns, since a view or a computed column may never end."""
         kinds = {row[1]: row for row in self._ask("PRAGMA table_list")}
         self._has_before = _BEFORE in kinds
+        self._has_wanted = any(row[1] == "wanted" for row in self._ask("PRAGMA table_xinfo(demand)"))
         read = {**_READ, **({_BEFORE: _READ["sighting"]} if self._has_before else {})}
+        read |= {"demand": _DEMAND} if self._has_wanted else {}
         for table, wanted in read.items():
             kind = kinds.get(table)
             if kind is None or kind[2] != "table" or not kind[5]:

@@ -78,12 +78,13 @@ INSERT INTO phase_call (problem_id, environment_id, run_id, phase, hour, calls, 
 VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
-# wanted_of: the solution that they cannot have; a name that stands there for it already is not added again
-_ADD_WANTED: Final = """
-UPDATE demand SET wanted = CASE WHEN wanted = '' OR wanted_of IS NOT solution_id THEN :operator
+# wanted_of: the solution that they cannot have; 0 where the file has none, as that of other users' programs. A name
+# that stands there for it already is not added again
+ADD_WANTED: Final = """
+UPDATE demand SET wanted = CASE WHEN wanted = '' OR wanted_of IS NOT coalesce(solution_id, 0) THEN :operator
         WHEN instr(' ' || wanted || ' ', ' ' || :operator || ' ') THEN wanted
-        ELSE substr(wanted || ' ' || :operator, 1, 512) END, wanted_of = solution_id
-WHERE environment_id = :environment AND problem_id = :problem AND solution_id IS NOT NULL
+        ELSE substr(wanted || ' ' || :operator, 1, 512) END, wanted_of = coalesce(solution_id, 0)
+WHERE environment_id = :environment AND problem_id = :problem
 """
 _HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # outcome and graph, as the columns of demand
 
@@ -141,7 +142,7 @@ class Sightings(Part):
             ids = self._rows.problem_ids(conn, [problem for problem, _ in batch])
             for problem_id, (_, operator) in zip(ids, batch, strict=True):
                 values = {"environment": here, "problem": problem_id, "operator": plain(operator, 200)}
-                conn.execute(_ADD_WANTED, values)
+                conn.execute(ADD_WANTED, values)
 
         self._rows.write(work)
 

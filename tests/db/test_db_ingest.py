@@ -16,6 +16,7 @@ import pytest
 from other_users import Two, as_user
 from store_cases import DAY, HOUR, NEW, found, problem, saw
 
+from gemmtuned.configs.beside import Peer, text_of
 from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.manifest import read_manifest, write_tables
 from gemmtuned.configs.settings import Settings, trusted_uid
@@ -100,6 +101,24 @@ def test_programs_and_failed_routes_of_others_are_known(two: Two) -> None:
     assert two.rows("SELECT count(*) FROM solution WHERE reported_us IS NOT NULL") == [(1,)]
     two.take()
     assert two.rows("SELECT count(*) FROM quarantine WHERE taken_us IS NULL") == [(0,)]
+
+
+def test_engines_operators_that_wait_in_programs_of_others_are_known(two: Two) -> None:
+    two.ours.sightings.add("mine", NEW, [saw(problem())], now_s=T)
+    two.ours.solutions.install(None, [found(problem())], environment=NEW, now_s=T)
+    operators = ("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm", "sgl_kernel::fp8_scaled_mm", "_C::of_nobody")
+    two.theirs.sightings.add("theirs", NEW, [saw(problem()), saw(problem(3))], now_s=T)
+    two.theirs.sightings.add_wanted(NEW, [(p, name) for p in (problem(), problem(3)) for name in operators], now_s=T)
+    two.take()
+    [row] = queries.unraced(two.ours.path, since_s=1e9)
+    assert (row["problem"], row["operators"]) == (str(problem()), " ".join(sorted({*operators[:3]})))
+
+    beside = text_of({"vllm_cutlass": Peer("0.32.0", 1.1)})
+    two.ours.solutions.install(None, [found(problem(), beside=beside)], environment=NEW, now_s=T + 1)
+    two.theirs.sightings.add("theirs", NEW, [saw(problem())], now_s=T + 2)
+    two.take(T + 3)  # their file still names both
+    [row] = queries.unraced(two.ours.path, since_s=1e9)
+    assert row["operators"] == "sgl_kernel::fp8_scaled_mm"
 
 
 def test_more_programs_and_reports_than_one_look_reads_are_all_taken(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
