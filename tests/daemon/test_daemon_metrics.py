@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from store_cases import NEW, found, open_store, problem, saw
+from store_cases import NEW, found, new_store, open_store, problem, saw
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.settings import Settings
@@ -42,7 +42,7 @@ def notice(state: str = "tuning") -> Notice:
 @pytest.fixture
 def metrics(tmp_path: Path) -> Iterator[Metrics]:
     """Of a store with one tuned problem, one that waits, and two programs."""
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     now_s = time.time()
     store.sightings.add("serve", NEW, [saw(problem(), 100), saw(problem(n=64), 7)], now_s=now_s - 100)
     store.solutions.install(None, [found(problem())], environment=NEW, now_s=now_s - 50)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cases import LAUNCH, LIBRARY_LAUNCH
 from fakes import ENVIRONMENT, solution
+from store_cases import new_file
 
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.manifest import MANIFEST, read_binary, read_manifest, read_table, write_binary, write_whole
@@ -27,7 +28,7 @@ NOW = 1_800_000_000.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "tune.db", locks=tmp_path / "locks")
+    store = Store(new_file(tmp_path / "tune.db"), locks=tmp_path / "locks")
     yield store
     store.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fakes import DEVICE, ENVIRONMENT, NEWER, solution
+from store_cases import new_file
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.beside import Peer, text_of
@@ -36,7 +37,7 @@ class Home:
         self.store = self.open()
 
     def open(self) -> Store:
-        self.store = Store(self.db, locks=self.locks)
+        self.store = Store(new_file(self.db), locks=self.locks)
         return self.store
 
     def tick(self) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from fakes import DEVICE, ENVIRONMENT, NEWER, Clock, FakeMonitor, Life, solution
 from hooked import wait_for
+from store_cases import new_file
 
 from gemmtuned.configs.errors import StoreBusy, StoreError, WorkerKilled
 from gemmtuned.configs.manifest import read_manifest
@@ -76,7 +77,7 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
     clock = Clock()
-    store = Store(settings.db, locks=settings.locks)
+    store = Store(new_file(settings.db), locks=settings.locks)
     monitor = FakeMonitor()
     life = Life(clock)
     daemon = Daemon(settings, store, [monitor], life.make, now_s=clock.now_s)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_cases import NEW, found, open_store, problem, saw
+from store_cases import NEW, found, new_store, problem, saw
 
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.daemon.notice import Notice, SeatNotice
@@ -45,7 +45,7 @@ def notice(**changes: object) -> Notice:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A store with a faster problem, one that is best on torch, and one that waits."""
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     now_s = time.time()
     seen = [
         saw(problem(), 100, us=10.0),

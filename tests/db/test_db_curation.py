@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
+from store_cases import DAY, NEW, OLD, found, lease, new_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
@@ -22,7 +22,7 @@ ONE, TWO, THREE = problem(n=64), problem(n=128), problem(n=192)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     one.sightings.add("r", NEW, [saw(p, 10, us=100) for p in (ONE, TWO, THREE)], now_s=T)
     yield one
     one.close()

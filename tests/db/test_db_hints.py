@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import NEW, found, lease, open_store, problem, saw
+from store_cases import NEW, found, lease, new_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import Hint
@@ -26,7 +26,7 @@ TILE = Candidate.of("triton", kernel="tiles", rows=64)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 

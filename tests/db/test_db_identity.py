@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import found, lease, open_store, problem, saw
+from store_cases import found, lease, new_store, problem, saw
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import FAMILIES, Problem, known_problems
@@ -36,7 +36,7 @@ ONE, TWO, THREE = (Problem(m=m, n=256, k=512) for m in (1, 8, 64))
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 

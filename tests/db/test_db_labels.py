@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import DAY, HOUR, NEW, OLD, open_store, problem, saw
+from store_cases import DAY, HOUR, NEW, OLD, new_store, open_store, problem, saw
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import StoreError
@@ -31,7 +31,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(labels, "KEEP_RUNS", 25)
     monkeypatch.setattr(labels, "SLACK", 5)
     monkeypatch.setattr(labels, "PIECE", 7)
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     dice = random.Random(5)
     for job in range(JOBS):
         now_s = T - 120 * DAY + 2 * job * DAY

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import DAY, NEW, OLD, found, lease, open_store, problem, saw
+from store_cases import DAY, NEW, OLD, found, lease, new_store, problem, saw
 
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate
@@ -21,7 +21,7 @@ T = 1_800_000_000.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Store]:
     """Another process's."""
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 

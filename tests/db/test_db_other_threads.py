@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_cases import DAY, NEW, found, open_store, problem, saw
+from store_cases import DAY, NEW, found, new_store, problem, saw
 from typer.testing import CliRunner
 
 from gemmtuned.cli import build
@@ -19,7 +19,7 @@ from gemmtuned.reports.threads import threads_notes
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 

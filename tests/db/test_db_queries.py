@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
+from store_cases import DAY, HOUR, NEW, OLD, found, lease, new_store, problem, saw
 
 from gemmtuned.configs import processes
 from gemmtuned.configs.errors import SettingError, StoreError
@@ -59,7 +59,7 @@ PROMISED = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
+from store_cases import DAY, HOUR, NEW, OLD, found, lease, new_store, open_store, problem, saw
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import StoreError
@@ -25,7 +25,7 @@ T = 1_800_000_000.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import CPU, NEW, OLD, found, lease, open_store, problem, saw
+from store_cases import CPU, NEW, OLD, found, lease, new_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
@@ -18,7 +18,7 @@ T = 1_800_000_000.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    one = open_store(tmp_path)
+    one = new_store(tmp_path)
     yield one
     one.close()
 

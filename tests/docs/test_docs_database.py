@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner as ClickRunner
-from store_cases import HOUR, NEW, found, open_store, problem, saw
+from store_cases import HOUR, NEW, found, new_store, open_store, problem, saw
 from typer.testing import CliRunner
 
 from gemmtuned.cli import build
@@ -28,7 +28,7 @@ NOW_S = time.time()
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nine days of two programs: exact hits, padded hits, a verdict that torch is best, a wait, a failed trial."""
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     for ago in (9 * 24, 8 * 24, 20, 5, 2):
         for run, times in (("serve", 3), ("embed <b>", 1)):
             seen = [

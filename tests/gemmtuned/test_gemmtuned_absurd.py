@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import NEW, found, open_store, problem, saw
+from store_cases import NEW, found, new_store, open_store, problem, saw
 from typer._click.core import Command
 from typer._click.exceptions import ClickException
 from typer.main import get_command
@@ -85,7 +85,7 @@ def run(home: Path) -> Run:
 
 
 def fill(home: Path) -> None:
-    store = open_store(home)
+    store = new_store(home)
     now_s = time.time()
     store.sightings.add("serve", NEW, [saw(problem(), 100), saw(problem(16), 10), saw(problem(k=64))], now_s=now_s)
     store.solutions.install(None, [found(problem())], environment=NEW, now_s=now_s)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import typer
 from command_line import EVEN, HERE, TUNED, WAITING, Cli, environment, solution
+from store_cases import new_file
 
 from gemmtuned.cli import COMMANDS, build
 from gemmtuned.configs.manifest import read_manifest
@@ -67,7 +68,7 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     home.mkdir()
     now_s = time.time()
-    store = Store(home / "tune.db", locks=home / "locks")
+    store = Store(new_file(home / "tune.db"), locks=home / "locks")
     try:
         seen = [Sighting(TUNED, "miss", 1000), Sighting(EVEN, "miss", 10), Sighting(WAITING, "miss", 30)]
         store.sightings.add("serve \x1b[31m[red]", HERE, seen, now_s=now_s - 60)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import says
-from store_cases import NEW, open_store, problem, saw
+from store_cases import NEW, new_store, open_store, problem, saw
 from typer.main import get_command
 
 from gemmtuned.cli import build
@@ -21,7 +21,7 @@ COMMANDS = ("explain", "trials", "withdraw", "pin", "forget", "retune", "tune")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     store.sightings.add(
         "serve", NEW, [saw(problem(8), 100), saw(problem(8, threads=1)), saw(problem(16))], now_s=time.time()
     )

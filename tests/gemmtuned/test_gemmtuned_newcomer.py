@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import environment
-from store_cases import HOUR, NEW, found, open_store, problem, saw
+from store_cases import HOUR, NEW, found, new_store, open_store, problem, saw
 from typer.testing import CliRunner, Result
 
 import gemmtuned
@@ -37,7 +37,7 @@ UNTIMED, TIMED = problem(n=64), problem(n=96)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One problem twice as fast, one that was timed, one of which only the size is known."""
     monkeypatch.setenv("GEMMTUNED_HOME", str(tmp_path))
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     seen = [saw(problem(), 100, us=10.0), saw(TIMED, 50, us=4.0), saw(UNTIMED, 50)]
     store.sightings.add("serve", NEW, seen, now_s=time.time() - HOUR)
     store.sightings.add("train", NEW, [saw(UNTIMED, 10)], now_s=time.time() - HOUR)

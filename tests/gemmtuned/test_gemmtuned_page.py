@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from store_cases import CPU, DAY, HOUR, NEW, found, open_store, problem, saw
+from store_cases import CPU, DAY, HOUR, NEW, found, new_store, open_store, problem, saw
 from typer.testing import CliRunner
 
 from gemmtuned._testing import faults
@@ -26,7 +26,7 @@ HOSTILE = '<script>alert(1)</script>\x1b[31m"><img src=x onerror=alert(2)>'
 @pytest.fixture
 def page(tmp_path: Path) -> str:
     """Two layers: one twice as fast in a bucket and an exact size, one best on torch, and one shape that waits."""
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     for ago in range(48, 0, -1):
         seen = [
             saw(problem(), 100, "exact" if ago < 24 else "miss", us=10.0),

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_cases import NEW, found, open_store, problem, saw
+from store_cases import NEW, found, new_store, open_store, problem, saw
 from typer.testing import CliRunner, Result
 
 from gemmtuned.cli import build
@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (cache / name / "file").write_text("12345678")
     monkeypatch.setenv("GEMMTUNED_HOME", str(home))
     monkeypatch.setenv("GEMMTUNED_CACHE", str(cache))
-    store = open_store(home)
+    store = new_store(home)
     store.sightings.add("serve", NEW, [saw(problem(), 100)], now_s=time.time())
     store.solutions.install(None, [found(problem())], environment=NEW, now_s=time.time())
     publish(store, home / "configs", home / "locks", now_s=time.time())

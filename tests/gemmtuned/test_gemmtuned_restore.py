@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ENVIRONMENT, solution
+from store_cases import new_file
 
 from gemmtuned._testing import faults
 from gemmtuned.cli import build
@@ -34,7 +35,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def home(tmp_path: Path) -> Path:
     """A home with four solutions in use, published one by one, and a backup from when there were two."""
     home = tmp_path / "home"
-    store = Store(home / "tune.db", locks=home / "locks")
+    store = Store(new_file(home / "tune.db"), locks=home / "locks")
     for n in SIZES:
         store.sightings.add("serve", ENVIRONMENT, [Sighting(problem(n), "exact", 10)], now_s=time.time())
         store.solutions.install(None, [solution(problem(n))], environment=ENVIRONMENT, now_s=time.time())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_cases import HOUR, NEW, found, open_store, problem, saw
+from store_cases import HOUR, NEW, found, new_store, open_store, problem, saw
 from typer.testing import CliRunner, Result
 
 from gemmtuned.cli import build
@@ -24,7 +24,7 @@ NOW_S = time.time()
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """serve calls a product that is twice as fast and one that waits; "o'train {x}" only the one that waits."""
-    store = open_store(tmp_path)
+    store = new_store(tmp_path)
     store.sightings.add(
         "serve", NEW, [saw(problem(), 100, us=10.0), saw(problem(n=64), 50, us=4.0)], now_s=NOW_S - HOUR
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ENVIRONMENT, FakeMonitor, solution
+from store_cases import new_file
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.manifest import read_manifest, read_table
@@ -75,7 +76,7 @@ def foreign(home: Path) -> None:
 
 
 def newer(home: Path) -> None:
-    store = Store(home / "tune.db", locks=home / "locks")
+    store = Store(new_file(home / "tune.db"), locks=home / "locks")
     store.checkpoint()
     store.close()
     conn = sqlite3.connect(home / "tune.db")

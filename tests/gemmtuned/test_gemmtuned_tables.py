@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hooked import LINEAR, Home, published
+from store_cases import new_file
 
 from gemmtuned.cli import build
 from gemmtuned.configs.aiter_csv import read_file
@@ -71,7 +72,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def store(tmp_path: Path) -> Store:
     home = tmp_path / "home"
     home.mkdir()
-    return Store(home / "tune.db", locks=home / "locks")
+    return Store(new_file(home / "tune.db"), locks=home / "locks")
 
 
 def made(problem: Problem, backend: str = "torch", environment: Environment = CPU, **columns: Any) -> Solution:

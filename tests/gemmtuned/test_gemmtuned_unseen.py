@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import HERE, TUNED, Cli, solution
 from hooked import Home
+from store_cases import new_file
 
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.db.store import Store
@@ -33,7 +34,7 @@ def session(run: str, pid: int = 7, **more: object) -> Session:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     (tmp_path / "home").mkdir()
-    return Store(tmp_path / "home" / "tune.db", locks=tmp_path / "home" / "locks")
+    return Store(new_file(tmp_path / "home" / "tune.db"), locks=tmp_path / "home" / "locks")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import planted_search
 from fakes import ENVIRONMENT
+from store_cases import new_file
 
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
@@ -49,7 +50,7 @@ class Host:
     def __init__(self, folder: Path, url: str, **variables: str) -> None:
         self.folder, self.url, self.variables = folder, url, variables
         self.settings = Settings.from_env({"GEMMTUNED_HOME": str(folder), "GEMMTUNED_IDLE_S": "0", **variables})
-        self.store = Store(self.settings.db, locks=self.settings.locks)
+        self.store = Store(new_file(self.settings.db), locks=self.settings.locks)
         self.process: subprocess.Popen[str] | None = None
         self.log = folder / "log"
         self.mark = Mark(Pace())

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from store_cases import open_store
+from store_cases import new_store
 
 from gemmtuned.db.store import Store
 
@@ -18,7 +18,7 @@ class Two:
     """Our store and the file that others write."""
 
     def __init__(self, folder: Path) -> None:
-        self.ours = open_store(folder / "ours")
+        self.ours = new_store(folder / "ours")
         self.path = folder / "ingest" / "ingest.db"
         self.theirs = Store(self.path, locks=folder / "ingest")
 
