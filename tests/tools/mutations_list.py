@@ -372,4 +372,41 @@ MUTATIONS: Final = (
         "return sums - of_w if zero_x is None else sums",
         ("ops/test_ops_zero_points.py", "kernels/test_families_zero_points.py"),
     ),
+    M(
+        "an engine's operator is served whatever its own kernel takes",
+        "hooks/native/call.h",
+        "const bool fair = !engine || found.engines.lost(engine);",
+        "const bool fair = true;",
+        (
+            "hooks/test_hooks_fake_engines.py::test_torchs_own_product_of_the_same_problem_is_served_where_the_engines_is_not",
+        ),
+    ),
+    M(
+        "an engine's kernel that ties has lost",
+        "configs/beside.py",
+        "if low < FASTER:",
+        "if low < 1 / FASTER:",
+        ("configs/test_configs_beside.py::test_whose_place_a_solution_takes",),
+    ),
+    M(
+        "graphs are stale for an engine's calls that nothing may serve",
+        "hooks/native/captures.h",
+        "return by != NOBODY && (",
+        "return by != NOBODY || (",
+        ("hooks/test_hooks_fake_engines.py::test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve",),
+    ),
+    M(
+        "of an engine's kernel its worst size counts",
+        "daemon/child/engines.py",
+        "return min(lows)",
+        "return max(lows)",
+        ("daemon/test_daemon_search.py::test_what_an_engines_kernel_takes_at_its_best_member_counts",),
+    ),
+    M(
+        "a solution that was raced beside an engine's kernel is raced again for ever",
+        "db/wanted.py",
+        "AND NOT instr(s.beside, json_extract(k.value, '$[2]')))",
+        ")",
+        ("db/test_db_wanted.py::test_a_daemon_that_has_the_kernel_races_the_solution_again_and_another_does_not",),
+    ),
 )
