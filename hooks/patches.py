@@ -65,8 +65,7 @@ class Patches:
             self._take_library()
             if self.note:
                 tell(log, logging.WARNING, "%s", self.note)
-            else:
-                import_ahead(self._settings)
+            import_ahead(self._settings)  # without the library, too: our thread looks for it, and tells of this process
         else:
             self.note = "GEMMTUNED_NATIVE=0: nothing is counted or routed"
 

@@ -299,17 +299,22 @@ def _libstdcxx() -> str:
     the name that is asked for, so the number is looked for in it.
     """
     try:
-        library = ctypes.CDLL("libstdc++.so.6")
-        record = ctypes.c_void_p()
-        ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record))
-        name = ctypes.cast((record.value or 0) + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char_p))[0]
-        path = Path(os.fsdecode(name or b"")).resolve()
-        if path.name != "libstdc++.so.6":
-            return path.name
-        newest = max(map(int, re.findall(_GLIBCXX, path.read_bytes())), default=0)
-        return f"{path.name}.0.{newest}"
+        return _loaded_libstdcxx()
     except (OSError, AttributeError, ValueError):
         return ""
+
+
+@cache
+def _loaded_libstdcxx() -> str:
+    library = ctypes.CDLL("libstdc++.so.6")
+    record = ctypes.c_void_p()
+    ctypes.CDLL(None).dlinfo(ctypes.c_void_p(library._handle), _RTLD_DI_LINKMAP, ctypes.byref(record))
+    name = ctypes.cast((record.value or 0) + ctypes.sizeof(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char_p))[0]
+    path = Path(os.fsdecode(name or b"")).resolve()
+    if path.name != "libstdc++.so.6":
+        return path.name
+    newest = max(map(int, re.findall(_GLIBCXX, path.read_bytes())), default=0)
+    return f"{path.name}.0.{newest}"
 
 
 def _cuda_flags(torch: Path) -> tuple[str, ...]:

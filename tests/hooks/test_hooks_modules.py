@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hooked import LINEAR, Home, publish, published
@@ -85,6 +86,36 @@ def test_our_thread_imports_nothing_while_the_program_may_go_through_the_modules
 
     assert home.counts() == {("fp32:4x8x16,threads=2", "exact" if table else "miss"): 3}
     assert done.said == []
+
+
+def test_a_program_without_the_library_finds_no_new_module_and_no_garbage(home: Home, tmp_path: Path) -> None:
+    done = home.run(
+        """
+        import gc, json, sys, torch
+        before = {*sys.modules}
+        import gemmtuned
+        from gemmtuned.hooks import activate
+        hook = activate.current()
+
+        def turns():
+            for _ in range(3):
+                hook.patches.look_again(float("inf"))
+                hook.flusher.turn()
+
+        turns()
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        turns()
+        gc.collect()
+        garbage = [repr(it) for it in gc.garbage]
+        gemmtuned.disable()
+        print(json.dumps([hook.path, garbage, sorted({*sys.modules} - before)]))
+        """,
+        fresh=True,
+        GEMMTUNED_CACHE=str(tmp_path / "empty"),
+    )
+
+    assert done.said == ["off", [], []]
 
 
 def test_our_thread_leaves_no_garbage_for_a_program_that_looks_for_leaks(home: Home) -> None:
