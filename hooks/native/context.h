@@ -5,6 +5,8 @@
 #include <c10/macros/Macros.h>
 #include <pthread.h>
 
+#include <array>
+
 #include "captures.h"
 #include "counters.h"
 #include "drained.h"
@@ -44,6 +46,11 @@ inline Tensor turned_round(const Tensor& t) {
 inline Tensor first_of(const Tensor& t) {  // of a batch
   const Below below;
   return t.select(0, 0);
+}
+template <class... T>
+std::array<Tensor, sizeof...(T)> without_batch(const T&... t) {  // of batches of 1
+  const Below below;
+  return {t.squeeze(0)...};
 }
 
 // INVARIANT: the program wants a row to have the same bits in every batch. Then its dense products are batch-invariant

@@ -50,7 +50,7 @@ struct Operators {
     if (off() || !describe<Device>(p, family, a, b, type)) return stock();
     const int flags = !out || fits(*out, p, a) ? ROUTABLE : COUNTED_ONLY;
     if (C10_LIKELY(p.family == family)) return call<Device>(p, slots_of(a, b), flags, stock, out);
-    const Tensor x = first_of(a), w = first_of(b);  // a batch of 1: the solution is a dense one
+    const auto [x, w] = without_batch(a, b);  // a batch of 1: the solution is a dense one
     return call<Device>(p, slots_of(x, w), flags | (flags ? NO_BATCH : 0), stock, out);
   }
 
@@ -77,7 +77,7 @@ struct Operators {
     Slots slots = slots_of(a, b);
     slots.t[SLOT_C] = full ? &c : &whole, slots.alpha = alpha.toDouble(), slots.beta = beta.toDouble();
     if (C10_LIKELY(p.family == family)) return call<Device>(p, slots, ROUTABLE, stock, out);
-    const Tensor x = first_of(a), w = first_of(b), of_batch = first_of(*slots.c());  // a batch of 1, as in product
+    const auto [x, w, of_batch] = without_batch(a, b, *slots.c());  // a batch of 1, as in product
     slots.t[SLOT_X] = &x, slots.t[SLOT_W] = &w, slots.t[SLOT_C] = &of_batch;
     return call<Device>(p, slots, ROUTABLE | NO_BATCH, stock, out);
   }
