@@ -7,10 +7,11 @@ enough to make a database.
 Packages that declare backends or families are looked for when ours are imported, which is in the server: a program that
 is to find one of PYTHONPATH starts fresh.
 
-What the server has is frozen, so that no garbage collection of a program walks through all of torch.  Threads are
-joined and exit functions run as always, but for those by which torch takes back its operators; after them a program is
-gone at once, unless it asks for its `whole_end`: then the hook has no more time than anywhere, torch takes back its 134
-libraries of operators (0.05 s of CPU), the interpreter all modules and C++ its static objects (0.2 s).
+What the server has is frozen, so that no garbage collection of a program walks through all of torch, and lies in huge
+pages, of which a fork is quick.  Threads are joined and exit functions run as always, but for those by which torch
+takes back its operators; after them a program is gone at once, unless it asks for its `whole_end`: then the hook has no
+more time than anywhere, torch takes back its 134 libraries of operators (0.05 s of CPU), the interpreter all modules
+and C++ its static objects (0.2 s).
 
 Orders come as JSON over the socket whose number is its first argument, {code, args, env, whole_end}, each with four
 descriptors: the program's three streams and a socket on which it answers {pid} and later {status, ended_s, delayed_s,
@@ -52,6 +53,11 @@ import gemmtuned.kernels.backends  # noqa: E402, F401
 from gemmtuned._autoload import autoload  # noqa: E402
 from gemmtuned._testing import faults  # noqa: E402
 
+sys.path.insert(0, os.path.dirname(__file__))
+from huge_pages import gather  # noqa: E402
+
+del sys.path[0]
+
 MOST_BYTES = 1 << 20
 
 
@@ -60,6 +66,7 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    gather()
     orders = socket.socket(fileno=int(sys.argv[1]))
     waiting = selectors.DefaultSelector()
     waiting.register(orders, selectors.EVENT_READ)
