@@ -1,7 +1,9 @@
-"""Install a wheel alone in a clean environment and try it: `package.py WHEEL [--demo]`, `make package`.
+"""Install a wheel alone in a clean environment and try it: `package.py WHEEL [--demo] [--link-torch]`, `make package`.
 
 Nothing of the checkout is in reach: torch comes from the index as constraints.txt pins it, commands run in a folder of
-their own.  --demo: `gemmtuned demo` as well, a minute, whose gain in fp32 is said at the end and has to reach LEAST.
+their own.  --link-torch: torch's files are those that this environment has from the index, and all else is installed;
+.ci/run has just unpacked them, for a third of the CPU time of all this.  --demo: `gemmtuned demo` as well, a minute,
+whose gain in fp32 is said at the end and has to reach LEAST.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -33,9 +38,29 @@ def missing(wheel: Path) -> list[str]:
     return [part for part in INSIDE if not any(name.startswith(part) for name in names)]
 
 
-def install(wheel: Path, folder: Path) -> Path:
+def link(name: str, environment: Path) -> None:
+    """Give an environment what this one has of a distribution, but its programs: as hard links, or copies elsewhere."""
+    there = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment), "platbase": str(environment)}))
+    found = metadata.distribution(name)
+    for part in sorted({file.parts[0] for file in found.files or () if len(file.parts) > 1} - {".."}):
+        here = Path(str(found.locate_file(part)))
+        being_written = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(here, there / part, ignore=being_written, copy_function=link_or_copy)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """A hard link where the file system can make one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def install(wheel: Path, folder: Path, *, link_torch: bool) -> Path:
     """The folder of programs of a new environment with this wheel."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    if link_torch:
+        link("torch", folder)
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     pip += ["--progress-bar", "off", "--no-compile", "-c", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, "torch", "numpy<2.4", str(wheel)], check=True)
@@ -75,13 +100,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--demo", action="store_true")
+    parser.add_argument("--link-torch", action="store_true")
     given = parser.parse_args()
     left_out = missing(given.wheel)
     if left_out:
         sys.exit(f"{given.wheel.name} lacks {', '.join(left_out)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        bin_ = install(given.wheel.resolve(), folder / "venv")
+        bin_ = install(given.wheel.resolve(), folder / "venv", link_torch=given.link_torch)
         tried(bin_, folder)
         if given.demo:
             gain = demo(bin_, folder)
