@@ -13,8 +13,8 @@ the smallest over all sizes that were raced; null where it does not run the prob
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -25,6 +25,11 @@ FASTER: Final = 1.02  # by which an engine's kernel must lose: what is less is a
 MAX_TEXT: Final = 2048
 MOST_ENGINES: Final = 15  # operators: kMostEngines of hooks/native/routes.h
 FIRST_OF_GOOD: Final = 16  # the bit from which those stand in its Engines whose own kernel is as good
+FAMILY: Final = "scaled"  # of every problem that one of these operators calls
+_LONGEST: Final = 200  # name of a backend, version of a package
+_NAME: Final = re.compile(rf"[\w.:+-]{{1,{_LONGEST}}}", re.ASCII)
+_NUMBERS: Final = re.compile(r"\d{1,99}(?:\.\d{1,99})*", re.ASCII)
+_LEAST: Final = 0.001  # what a text has in place of less
 
 
 @value_class
@@ -59,7 +64,8 @@ class Peer(NamedTuple):
 
 def text_of(peers: Peers) -> str:
     """Canonical JSON; "" for none."""
-    found = {name: [p.version, None if p.low is None else round(p.low, 3)] for name, p in sorted(peers.items())}
+    lows = {name: None if p.low is None else max(round(p.low, 3), _LEAST) for name, p in peers.items()}
+    found = {name: [p.version, lows[name]] for name, p in sorted(peers.items())}
     return json.dumps(found, separators=(",", ":")) if found else ""
 
 
@@ -71,18 +77,19 @@ def peers_of(text: str) -> dict[str, Peer]:
         return {}
     peers = {}
     for name, entry in found.items() if isinstance(found, dict) else ():
-        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
+        if not (isinstance(entry, list) and len(entry) == 2 and _NAME.fullmatch(name) and _is_version(entry[0])):
             continue
         low = entry[1]
-        is_number = isinstance(low, int | float) and not isinstance(low, bool) and math.isfinite(low) and low > 0
-        if is_number or low is None:
+        is_number = isinstance(low, int | float) and not isinstance(low, bool)
+        if low is None or (is_number and 0 < low <= sys.float_info.max):  # also of whole numbers too large for a float
             peers[name] = Peer(entry[0], low)
     return peers
 
 
 def checked(text: object) -> str:
     """The text in canonical form, as far as it can be read: others' tables may hold anything."""
-    return text_of(peers_of(text)) if isinstance(text, str) and len(text) <= MAX_TEXT else ""
+    found = text_of(peers_of(text)) if isinstance(text, str) and len(text) <= MAX_TEXT else ""
+    return found if len(found) <= MAX_TEXT else ""  # letters beyond ASCII have become longer
 
 
 class Standing(NamedTuple):
@@ -144,8 +151,13 @@ def shown(beside: str) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The numbers in front of a version: (0, 32, 1) of `0.32.1rc2+cu129`."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
+    found = _NUMBERS.match(version)
     return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _is_version(text: object) -> bool:
+    """Whether it is one that can be shown; others' tables may hold anything."""
+    return isinstance(text, str) and len(text) <= _LONGEST and text.isprintable()
 
 
 def _is_older(version: str, than: str) -> bool:

@@ -49,12 +49,27 @@ def test_a_text_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "text", ["no", "[]", "1", '{"a": 1}', '{"a": ["1"]}', '{"a": [1, 1.1]}', '{"a": ["1", "2"]}', '{"a": ["1", true]}',
              '{"a": ["1", -1]}', '{"a": ["1", NaN]}', '{"a": ["1", 1e999]}', "[" * 99_999, None, 1,
-             " " * MAX_TEXT + "{}"],
+             " " * MAX_TEXT + "{}", '{"a": ["1", 1' + "0" * 400 + "]}", '{"a": ["1", -1' + "0" * 400 + "]}",
+             '{"' + "e" * 201 + '": ["1", 2]}', '{"a": ["' + "1" * 201 + '", 2]}', '{"a\\u001b[2J": ["1", 2]}',
+             '{"a": ["1\\n", 2]}', '{"a": ["\\ud800", 2]}'],
 )  # fmt: skip
 def test_what_cannot_be_read_was_not_raced(text: Any) -> None:
     assert checked(text) == ""
     row = {**SOLUTION.to_row(), "beside": text}
     assert Solution.from_row(row) == SOLUTION
+
+
+def test_no_text_is_longer_than_the_store_takes() -> None:
+    """Letters beyond ASCII are written as six."""
+    many = json.dumps({f"a{i}": ["é" * 180, 2] for i in range(9)}, ensure_ascii=False)
+    assert len(many) <= MAX_TEXT < len(text_of(peers_of(many)))
+    assert checked(many) == ""
+    few = text_of({"a": Peer("é" * 180, 2.0)})
+    assert checked(few) == few and peers_of(few)
+
+
+def test_what_takes_almost_nothing_is_written_as_a_number_that_can_be_read() -> None:
+    assert peers_of(text_of({"a": Peer("1", 1e-9)})) == {"a": Peer("1", 0.001)}
 
 
 def test_a_row_has_it_only_where_there_is_something_to_say() -> None:
@@ -75,6 +90,9 @@ def test_a_row_has_it_only_where_there_is_something_to_say() -> None:
         (raced(), "0.32.1+cu129", (True, True)),
         (raced("0.9.2"), "0.10.0", (True, True)),
         (raced("0.32.0.dev3+g12"), "0.32.0", (True, True)),
+        (raced(), "unknown", (False, False)),
+        (raced("unknown"), "0.32.0", (True, True)),
+        (raced(), "9" * 5000, (True, True)),
         (raced(low=1.019), "0.32.0", (True, False)),
         (raced(low=0.7), "0.32.0", (True, False)),
         (
