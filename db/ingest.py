@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned._testing import faults as failpoints
-from gemmtuned.configs.beside import ENGINES, standing
+from gemmtuned.configs.beside import ENGINES, FAMILY, standing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db.files import identity
 from gemmtuned.db.members_file import FIRST, MembersFile, StrangeFile, set_aside, signature
@@ -285,10 +285,14 @@ class Ingest(Part):
         return True
 
     def _take_wanted(self, file: MembersFile, since_us: int) -> None:
-        """Note which engines' operators call problems that we know; a claim of these costs one more race at most."""
+        """Note which engines' operators call problems that we know; a claim of these costs one more race at most.
+
+        So one of a problem that no such operator calls is left out: no race of that says anything of an engine.
+        """
         names = Names(file)
-        found = [(names.of(row), str(row[3]).split()) for row in file.wanted(since_us, OTHERS_AT_ONCE)]
-        asked = [(named, op) for named, operators in found if named is not None for op in operators if op in ENGINES]
+        found = [(names.of(row), str(row[3])) for row in file.wanted(since_us, OTHERS_AT_ONCE)]
+        known = [(named, set(text.split())) for named, text in found if named is not None]
+        asked = [(named, op) for named, said in known if named.problem.family == FAMILY for op in ENGINES if op in said]
 
         def lacking(conn: sqlite3.Connection) -> list[dict[str, Any]]:
             return [values for one in asked if (values := _wanted(conn, *one)) is not None]

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Final
 
 from gemmtuned.configs.beside import BACKENDS as ENGINES
-from gemmtuned.configs.beside import Peer, text_of
-from gemmtuned.configs.errors import TryLater
+from gemmtuned.configs.beside import FAMILY, Peer, text_of
+from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.child.outcome import Entrant
@@ -24,6 +24,10 @@ from gemmtuned.daemon.child.verify import REFUSALS, first_line
 from gemmtuned.daemon.protocol.options import SearchOptions
 
 _ITSELF: Final = 1.0  # what an engine's kernel that has won takes, compared with itself
+
+
+class _WinnerWrong(Exception):
+    """A result of the winner differs from its others, or from torch's by too much."""
 
 
 class Beside:
@@ -41,18 +45,25 @@ class Beside:
         self._members, self._races, self._trials = members, races, trials
         self._timed = {entrant.candidate.backend: entrant for entrant in screening.timed}
         self._versions = {name: stamp for name, stamp in environment.stamps.items() if name in ENGINES}
-        self._unable = {name for name in self._versions if options.asks_for(name) and name not in self._timed}
+        # Of other families nothing is asked, and rows that say nothing of engines are read by older versions, too
+        asked = members[0].family == FAMILY
+        self._unable = {n for n in self._versions if asked and options.asks_for(n) and n not in self._timed}
 
-    def of(self, winner: Entrant) -> str:
-        """What the winner has raced with, and by how much it won at the least.
+    def race(self, winner: Entrant) -> bool:
+        """Have it say what it has raced with, and by how much it won at the least.
 
-        What the device is too slow for by now is left out: the verdict does not wait for it.
+        What the device is too slow for by now is left out: the verdict does not wait for it.  False where a result of
+        the winner itself was wrong meanwhile.
         """
         lows: dict[str, float | None] = {}
         for name, rival in self._timed.items():
             with suppress(TryLater):
-                lows[name] = self._race(winner, rival)
-        return self._text(lows)
+                try:
+                    lows[name] = self._race(winner, rival)
+                except _WinnerWrong:
+                    return False
+        winner.beside = self._text(lows)
+        return True
 
     def of_torchs(self) -> str:
         """The same where torch's own is the best: how much longer the others took in the screening."""
@@ -63,7 +74,7 @@ class Beside:
         return text_of({name: Peer(self._versions[name], low) for name, low in known.items()})
 
     def _race(self, winner: Entrant, rival: Entrant) -> float | None:
-        """The smallest lower bound over the members; None where the rival fails by now."""
+        """The smallest lower bound over the members; None where the rival fails by now. Raises _WinnerWrong."""
         if winner.candidate == rival.candidate:
             return _ITSELF
         lows = []
@@ -72,6 +83,9 @@ class Beside:
             try:
                 run, clocks = self._races.in_earnest(winner, member, AS_IT_IS, rival)
             except REFUSALS as err:
+                if isinstance(err, CandidateFailed) and str(err).startswith(f"{winner.candidate}: "):
+                    self._trials.report(winner.candidate, "confirm", "wrong", started, note=first_line(err))
+                    raise _WinnerWrong from err
                 self._trials.report(rival.candidate, "confirm", "refused", started, note=first_line(err))
                 return None
             lows.append(run.gain_low)

@@ -169,8 +169,8 @@ class _Contest:
         winners = [e for e in entrants if self._race(e, attempt=1)]
         while winners:
             winner = preferred(winners)
-            if self._wins_again(winner) and self._is_right_still(winner) and self._keep_binary(winner):
-                winner.beside = self._engines.of(winner)
+            proven = self._wins_again(winner) and self._is_right_still(winner)
+            if proven and self._keep_binary(winner) and self._engines.race(winner):
                 return winner
             winners.remove(winner)
         return None
@@ -178,7 +178,10 @@ class _Contest:
     def solution(self, winner: Entrant | None, mode: str) -> Solution:
         """The verdict for the target in one mode, once the search has run; see outcome.py."""
         if winner is not None and mode == "eager" and isinstance(self._clock, GraphClock) and not winner.launch:
-            more_us = self._clock.host_us(self._arms[winner.candidate]) - self._clock.host_us(self._arms[DEFAULT])
+            # made anew where a race with an engine's kernel had to give up the place of the operands
+            its, torchs = (winner.candidate, winner.kernels), (DEFAULT, self._arms.default)
+            host_us = [self._clock.host_us(self._arms.arm(c, k[self.main], self.main)) for c, k in (its, torchs)]
+            more_us = host_us[0] - host_us[1]
             if eager_gain_low(winner.races[self.main], more_us) <= self._options.min_gain:
                 winner = None
         asked = Question(self.target, self._covers, self.main, self._environment)

@@ -19,6 +19,7 @@ from store_cases import DAY, HOUR, NEW, found, problem, saw
 from gemmtuned.configs.beside import Peer, text_of
 from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.manifest import read_manifest, write_tables
+from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings, trusted_uid
 from gemmtuned.configs.sighting import Session
 from gemmtuned.db import ingest, members_limits, queries
@@ -103,22 +104,45 @@ def test_programs_and_failed_routes_of_others_are_known(two: Two) -> None:
     assert two.rows("SELECT count(*) FROM quarantine WHERE taken_us IS NULL") == [(0,)]
 
 
+def of_engine(m: int = 8) -> Problem:
+    return problem(m, family="scaled", dtype="fp8_e4m3", out_dtype="bf16", scale="row")
+
+
 def test_engines_operators_that_wait_in_programs_of_others_are_known(two: Two) -> None:
-    two.ours.sightings.add("mine", NEW, [saw(problem())], now_s=T)
-    two.ours.solutions.install(None, [found(problem())], environment=NEW, now_s=T)
+    one, other, no_engines = of_engine(), of_engine(3), problem()
+    two.ours.sightings.add("mine", NEW, [saw(one), saw(no_engines)], now_s=T)
+    two.ours.solutions.install(None, [found(one), found(no_engines)], environment=NEW, now_s=T)
     operators = ("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm", "sgl_kernel::fp8_scaled_mm", "_C::of_nobody")
-    two.theirs.sightings.add("theirs", NEW, [saw(problem()), saw(problem(3))], now_s=T)
-    two.theirs.sightings.add_wanted(NEW, [(p, name) for p in (problem(), problem(3)) for name in operators], now_s=T)
+    theirs = (one, other, no_engines)
+    two.theirs.sightings.add("theirs", NEW, [saw(p) for p in theirs], now_s=T)
+    two.theirs.sightings.add_wanted(NEW, [(p, name) for p in theirs for name in operators], now_s=T)
     two.take()
     [row] = queries.unraced(two.ours.path, since_s=1e9)
-    assert (row["problem"], row["operators"]) == (str(problem()), " ".join(sorted({*operators[:3]})))
+    assert (row["problem"], row["operators"]) == (str(one), " ".join(sorted({*operators[:3]})))
 
     beside = text_of({"vllm_cutlass": Peer("0.32.0", 1.1)})
-    two.ours.solutions.install(None, [found(problem(), beside=beside)], environment=NEW, now_s=T + 1)
-    two.theirs.sightings.add("theirs", NEW, [saw(problem())], now_s=T + 2)
+    two.ours.solutions.install(None, [found(one, beside=beside)], environment=NEW, now_s=T + 1)
+    two.theirs.sightings.add("theirs", NEW, [saw(one)], now_s=T + 2)
     two.take(T + 3)  # their file still names both
     [row] = queries.unraced(two.ours.path, since_s=1e9)
     assert row["operators"] == "sgl_kernel::fp8_scaled_mm"
+
+
+def test_an_operator_that_a_file_names_a_thousand_times_is_looked_up_once(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    look_up = ingest._wanted
+    monkeypatch.setattr(ingest, "_wanted", lambda *args: [looked.append(args[2]), look_up(*args)][1])
+    two.ours.sightings.add("mine", NEW, [saw(of_engine())], now_s=T)
+    two.ours.solutions.install(None, [found(of_engine())], environment=NEW, now_s=T)
+    two.theirs.sightings.add("theirs", NEW, [saw(of_engine())], now_s=T)
+    with contextlib.closing(sqlite3.connect(two.path, isolation_level=None)) as conn:
+        conn.execute("PRAGMA ignore_check_constraints = ON")
+        conn.execute("UPDATE demand SET wanted = ?, wanted_of = 0", ("_C::cutlass_scaled_mm " * 1000,))
+    two.take()
+    assert len(looked) <= 2, "once to see whether there is anything to write, once under the lock"
+    assert [row["operators"] for row in queries.unraced(two.ours.path, since_s=1e9)] == ["_C::cutlass_scaled_mm"]
 
 
 def test_more_programs_and_reports_than_one_look_reads_are_all_taken(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
