@@ -47,18 +47,27 @@ class Cuda(OwnKernels):
 
 
 class _Launched:
-    """A loaded kernel, for the M of its problem and every smaller one."""
+    """A loaded kernel, for the M of its problem and every smaller one.
+
+    It has one workspace: its launches must follow one another, as those of one stream do.
+    """
 
     def __init__(self, kernel: driver.Kernel, launch: KernelLaunch, problem: Problem) -> None:
         self._kernel, self._launch, self._problem = kernel, launch, problem
+        self._space: Tensor | None = None
 
     def bind(self, *weights: Tensor) -> Run:
         """As gemmtuned.kernels.backends.launched.bound."""
         kernel, record = self._kernel, self._launch
+        if self._space is None and record.workspace_bytes:
+            with torch.inference_mode(False):  # it serves calls outside of that mode, too
+                self._space = torch.zeros(record.workspace_bytes, dtype=torch.uint8, device=weights[0].device)
+        partials = 0 if self._space is None else self._space.data_ptr() + record.partials_offset
 
         def launch(operands: dict[str, Tensor]) -> None:
             stream = torch.cuda.current_stream().cuda_stream
-            kernel(stream, record.arguments, arguments_of(record, operands), grid_of(record.grid, operands))
+            given = arguments_of(record, operands, partials=partials)
+            kernel(stream, record.arguments, given, grid_of(record.grid, operands))
 
         return bound(self._problem, weights, record.checked, launch)
 

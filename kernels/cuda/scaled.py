@@ -21,6 +21,7 @@ K_MULTIPLE: Final = 16  # loads and copies of 16 bytes; also what the leading di
 MAX_K_INT8: Final = (1 << 17) - 16  # products of -128 by -128 add up to less than 2^31
 MAX_K_ZERO: Final = 1 << 16  # those of -128 by -255, a code less a zero point, as well
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
+_ROWS_AT_ONCE_INT8: Final = (8, 24)  # of W, in a product, and multiples of 16 (PTX ISA, 9.7.15.2); of fp8 those of 8
 
 
 def check(
@@ -134,4 +135,33 @@ def numbers_of(out: str) -> str:
         f'  asm("cvt.rn.{out}x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));\n  return pair;\n}}\n'
         "__device__ __forceinline__ float value(unsigned short bits) {\n  float f;\n"
         f"  {as_float[out]}\n  return f;\n}}"
+    )
+
+
+def at_once(rows: int, *, int8: bool) -> tuple[int, ...]:
+    """Rows of W in each wgmma of a warp group that multiplies `rows`: one, or two where int8 has none of so many."""
+    whole = not int8 or rows % 16 == 0 or rows in _ROWS_AT_ONCE_INT8
+    return (rows,) if whole else (rows - 8, 8)
+
+
+def product(rows_at_once: Sequence[int], *, int8: bool, row_units: int = STEP_K // 16) -> str:
+    """CUDA C++: `mma`, a warp group's product of 64 tokens, 32 of K and its rows of W.
+
+    row_units: of 16 bytes, from one row of W to the next in shared memory.
+    """
+    types, of_sum, negations = ("s32.s8.s8", "r", "") if int8 else ("f32.e4m3.e4m3", "f", ", 1, 1")
+    n = sum(rows_at_once) // 2
+    said, operands, row = "", [], 0
+    for i, rows in enumerate(rows_at_once):
+        registers = ", ".join(f"%{number}" for number in range(row // 2, (row + rows) // 2))
+        said += (
+            f"wgmma.mma_async.sync.aligned.m64n{rows}k32.{types} {{{registers}}}, %{n}, %{n + 2 + i}, add{negations}; "
+        )
+        operands.append(f'"l"(b + {row * row_units})' if row else '"l"(b)')
+        row += rows
+    values = ", ".join(f'"+{of_sum}"(sums[{i}])' for i in range(n))
+    return (
+        "__device__ __forceinline__ void mma(Sum* sums, u64 a, u64 b, bool add) {\n"
+        f'  asm volatile("{{.reg .pred add; setp.ne.u32 add, %{n + 1}, 0; {said.rstrip()}}}"\n'
+        f'               : {values} : "l"(a), "r"((u32)add), {", ".join(operands)});\n}}'
     )

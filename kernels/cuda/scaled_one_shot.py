@@ -49,7 +49,6 @@ SOURCE: Final = Path(__file__).with_name("scaled_one_shot.cu")
 MAX_M: Final = 256
 TYPES: Final = ("fp8_e4m3", "i8")
 _LEAST_M_INT8: Final = 9
-_ROWS_AT_ONCE_INT8: Final = (8, 24)  # of W, in a product, and multiples of 16 (PTX ISA, 9.7.15.2); of fp8 those of 8
 MAX_ROWS: Final = 256  # of W in a tile
 MAX_ROWS_OF_BLOCKS: Final = 128  # a tile meets two scales of W at most
 MAX_PROMOTED: Final = 96  # rows of a warp group where sums are kept twice more: else registers spill
@@ -97,9 +96,7 @@ class ScaledOneShot:
     @property
     def at_once(self) -> tuple[int, ...]:
         """Rows of W in each product of a warp group: one product, or two where int8 has none of so many."""
-        rows = self.rows // self.halves
-        whole = not self.int8 or rows % 16 == 0 or rows in _ROWS_AT_ONCE_INT8
-        return (rows,) if whole else (rows - 8, 8)
+        return scaled.at_once(self.rows // self.halves, int8=self.int8)
 
     @property
     def groups(self) -> int:
@@ -175,7 +172,8 @@ class ScaledOneShot:
             "CLUSTER": f"__cluster_dims__({self.parts}, 1, 1)" if self.parts > 1 else "",
         }  # fmt: skip
         defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
-        types = f"{_product_of(self)}\n{scaled.numbers_of(OUTPUTS[self.out])}"
+        product = scaled.product(self.at_once, int8=self.int8, row_units=1 if self.shuffled else STEP_K // 16)
+        types = f"{product}\n{scaled.numbers_of(OUTPUTS[self.out])}"
         return defines + _text().replace("\nOF_THIS_TYPE\n", f"\n{types}\n")
 
 
@@ -301,26 +299,6 @@ def _samples() -> Iterator[str]:
 @cache
 def _text() -> str:
     return nvrtc.text_of(SOURCE)
-
-
-def _product_of(one: ScaledOneShot) -> str:
-    """CUDA C++: `mma`, the warp group's product of 64 tokens, 32 of K and its rows of W."""
-    types, of_sum, negations = ("s32.s8.s8", "r", "") if one.int8 else ("f32.e4m3.e4m3", "f", ", 1, 1")
-    n = sum(one.at_once) // 2
-    said, operands, row = "", [], 0
-    for i, rows in enumerate(one.at_once):
-        registers = ", ".join(f"%{number}" for number in range(row // 2, (row + rows) // 2))
-        said += (
-            f"wgmma.mma_async.sync.aligned.m64n{rows}k32.{types} {{{registers}}}, %{n}, %{n + 2 + i}, add{negations}; "
-        )
-        operands.append(f'"l"(b + {row * (1 if one.shuffled else STEP_K // 16)})' if row else '"l"(b)')
-        row += rows
-    values = ", ".join(f'"+{of_sum}"(sums[{i}])' for i in range(n))
-    return (
-        "__device__ __forceinline__ void mma(Sum* sums, u64 a, u64 b, bool add) {\n"
-        f'  asm volatile("{{.reg .pred add; setp.ne.u32 add, %{n + 1}, 0; {said.rstrip()}}}"\n'
-        f'               : {values} : "l"(a), "r"((u32)add), {", ".join(operands)});\n}}'
-    )
 
 
 KERNEL: Final = CudaKernel(

@@ -1,0 +1,277 @@
+"""Tiles of 8-bit operands with scales, for many tokens on sm_90 (scaled_tiles.cu).
+
+Runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor, one a row, or, of fp8, one for each
+block of 128; int8 also with zero points of X.  Products of fp8 are summed up in fp32 every 128 of K, but where the problem
+allows the tensor core's shorter sums (`math_mode` is `reduced`).  Sums of int8 are whole numbers of 32 bits.  It is offered
+from M = 33 on; scaled_one_shot.py is for fewer tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gemmtuned.configs.errors import CandidateFailed
+from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, KernelLaunch
+from gemmtuned.configs.problem import Problem
+from gemmtuned.kernels.arch import filled, shared_limit
+from gemmtuned.kernels.cuda import nvrtc, scaled
+from gemmtuned.kernels.cuda.kernel import CudaKernel
+from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
+from gemmtuned.kernels.own_kernel import Config, Parameter
+from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
+
+NAME: Final = "scaled_tiles"
+ARCH: Final = "sm_90"  # wgmma is of this one alone
+SOURCE: Final = Path(__file__).with_name("scaled_tiles.cu")
+MAX_M: Final = 16384
+TYPES: Final = ("fp8_e4m3", "i8")
+GROUP_TOKENS: Final = 64  # of wgmma
+MAX_GROUPS: Final = 2  # warp groups that multiply
+_REGISTERS: Final = 128  # for sums, of a thread: of a step and of all, or of all alone
+_LEAST_DEPTH: Final = 3
+_DEPTH: Final = 8  # steps on their way: more do not make it faster
+_UNIT_BYTES: Final = 512  # of sums
+_MAP_BYTES: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTiles:
+    """One configuration for one problem.
+
+    units: multiprocessors to fill.  kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.
+    rows: of W in a thread block's tile.  tokens: of X, in a tile.  halves: warp groups that share the rows.  share_w,
+    share_x: thread blocks of a cluster that read the same rows of W, or of X, together.  parts: of K, in a cluster.
+    int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
+    """
+
+    m: int
+    n: int
+    k: int
+    bias: bool
+    out: str
+    kind: str
+    promoted: bool
+    rows: int
+    tokens: int
+    halves: int
+    share_w: int
+    share_x: int
+    parts: int
+    units: int
+    int8: bool = False
+    by_token: bool = False
+    zero: int = 0
+
+    @property
+    def groups(self) -> int:
+        """Of tokens; each has `halves` warp groups."""
+        return self.tokens // GROUP_TOKENS
+
+    @property
+    def math(self) -> int:
+        """Warp groups that multiply."""
+        return self.groups * self.halves
+
+    @property
+    def cluster(self) -> int:
+        """Thread blocks of a cluster."""
+        return self.share_w * self.share_x * self.parts
+
+    @property
+    def tiles(self) -> int:
+        """Of clusters, that make up the result."""
+        across = -(-self.n // (self.rows * self.share_x))
+        return across * -(-self.m // (self.tokens * self.share_w))
+
+    @property
+    def clusters(self) -> int:
+        """That are launched: each goes on from tile to tile."""
+        return min(self.tiles, filled(self.units, self.cluster) // self.cluster)
+
+    @property
+    def turns(self) -> int:
+        """Tiles that a cluster takes, at most."""
+        return -(-self.tiles // self.clusters)
+
+    @property
+    def steps(self) -> int:
+        """Of K, of a thread block; some have one less."""
+        return -(-(-(-self.k // STEP_K)) // self.parts)
+
+    @property
+    def depth(self) -> int:
+        """Steps that are on their way; 0 where none fits."""
+        fitting = (d for d in range(1, _DEPTH + 1) if self._bytes(d) <= shared_limit(ARCH))
+        return max(fitting, default=0)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a thread block."""
+        return self._bytes(self.depth)
+
+    @property
+    def received(self) -> int:
+        """Bytes of sums that a thread block adds up, in the place of the ring."""
+        units = self.tokens // 16 * (self.rows // 8)
+        return self.parts * -(-units // self.parts) * _UNIT_BYTES if self.parts > 1 else 0
+
+    def _bytes(self, depth: int) -> int:
+        """Steps of W, X and scales, maps of both, barriers."""
+        ring = depth * (self.rows + self.tokens) * STEP_K
+        scales = depth * (self.tokens * 4 + 16) if self.kind == "BLOCK" else 0
+        return max(ring, self.received) + -(-scales // 128) * 128 + 2 * _MAP_BYTES + 16 * depth + 8
+
+    @property
+    def launch(self) -> KernelLaunch:
+        """How it is launched, for every M up to this one.
+
+        Its parameters are x, w, bias, sx, sw, y, m, distances, and memory for the maps of X and W, which lies behind what
+        other kernels expect to be zero.
+        """
+        of = scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero)
+        return KernelLaunch(
+            shared=self.shared, threads=128 * (self.math + 1), cluster=self.cluster,
+            grid=(Axis("", self.clusters), Axis("", 1), Axis("", 1)),
+            arguments=(*of, "partials"),
+            conditions=scaled.conditions(
+                self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token, zero=self.zero
+            ),
+            partials_offset=COUNTERS_BYTES,
+            workspace_bytes=COUNTERS_BYTES + self.clusters * self.cluster * 2 * _MAP_BYTES,
+        )  # fmt: skip
+
+    def source(self) -> str:
+        """What NVRTC compiles."""
+        values = {
+            "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "GROUPS": self.groups,
+            "HALVES": self.halves, "SHARE_W": self.share_w, "SHARE_X": self.share_x, "PARTS": self.parts,
+            "DEPTH": self.depth, "SCALES": self.kind, "PROMOTED": int(self.promoted), "INT8": int(self.int8),
+            **scaled.zero_defines(self.zero), "BY_TOKEN": int(self.by_token), "BIAS": int(self.bias), "NAME": NAME,
+            "CLUSTER": f"__cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else "",
+        }  # fmt: skip
+        defines = "".join(f"#define {name} {value}\n" for name, value in values.items())
+        product = scaled.product(scaled.at_once(self.rows // self.halves, int8=self.int8), int8=self.int8)
+        types = f"{product}\n{scaled.numbers_of(OUTPUTS[self.out])}"
+        return defines + _text().replace("\nOF_THIS_TYPE\n", f"\n{types}\n")
+
+
+def check(problem: Problem) -> None:
+    """Raise CandidateFailed when the kernel is not written for this problem."""
+    scaled.check(problem, NAME, MAX_M, TYPES)
+    if problem.n % 2:
+        raise CandidateFailed(f"{problem} {NAME}: it stores two columns at a time, N is no multiple of 2")
+
+
+def scaled_tiles(config: Config, problem: Problem) -> ScaledTiles:
+    """This config for this problem. Raises CandidateFailed when it cannot run it."""
+    check(problem)
+    found = _configured(problem, **KERNEL.checked(config))
+    if found is None:
+        raise CandidateFailed(f"{problem} {NAME}: {dict(config)} is no configuration that it has, or does not fit")
+    return found
+
+
+def _configured(
+    problem: Problem, *, rows: int, tokens: int, halves: int, share_w: int, share_x: int, parts: int, units: int
+) -> ScaledTiles | None:
+    """None for what is no configuration, or does not fit into shared memory or registers."""
+    p, kind, int8 = problem, scaled.kind_of(problem), problem.dtype == "i8"
+    assert kind is not None, "check has let it through"
+    promoted = not int8 and (kind == "BLOCK" or p.math_mode != "reduced")
+    one = ScaledTiles(
+        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, tokens, halves, share_w, share_x, parts, units, int8,
+        scaled.by_token(p), scaled.zero_of(p),
+    )  # fmt: skip
+    if rows % (8 * halves) or rows % (8 * share_w) or tokens % (8 * share_x) or one.math > MAX_GROUPS:
+        return None
+    if rows // halves // 2 * (2 if promoted else 1) > _REGISTERS or (kind == "BLOCK" and rows > STEP_K):
+        return None
+    if one.cluster > PORTABLE_CLUSTER or parts > -(-p.k // STEP_K) or one.depth < _LEAST_DEPTH:
+        return None
+    if one.cluster > units or (parts > 1 and one.turns > 1):
+        return None
+    return one
+
+
+def estimate_us(one: ScaledTiles) -> float:
+    """A guess in microseconds for an H200 with cold weights; others order alike."""
+    multiply = one.tokens * one.rows * STEP_K / 4096 / 1600
+    read = (one.rows / one.share_w + one.tokens / one.share_x) * STEP_K / 62e3
+    step = max(multiply, read, 0.11) * (1 + 0.03 * (one.cluster - 1))
+    turn = one.steps * step + 1.2 + (0.8 + one.received / 65536 if one.parts > 1 else 0.0)
+    return 3.4 + max(one.turns * turn, (one.n * one.k + one.m * one.k + 2 * one.m * one.n) / 4.0e6)
+
+
+def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
+    """(estimated us, config), the fastest first; none for a problem that the kernel is not written for.
+
+    units: multiprocessors of the device.
+    """
+    try:
+        check(problem)
+    except CandidateFailed:
+        return []
+    if problem.m <= 32:
+        return []
+    found = []
+    for config in _configs(units):
+        one = _configured(problem, **config)
+        if one is not None:
+            found.append((estimate_us(one), config))
+    return sorted(found, key=lambda item: item[0])
+
+
+def _configs(units: int) -> Iterator[dict[str, int]]:
+    for rows in range(32, 257, 8):
+        for tokens, halves in ((64, 1), (64, 2), (128, 1)):
+            for share_w in (1, 2, 4):
+                for share_x in (1, 2, 4):
+                    for parts in (1, 2, 4):
+                        yield {
+                            "rows": rows, "tokens": tokens, "halves": halves, "share_w": share_w, "share_x": share_x,
+                            "parts": parts, "units": units,
+                        }  # fmt: skip
+
+
+def _samples() -> Iterator[str]:
+    """One configuration of each output, kind of scales and type, of sharing and parts."""
+    for out in OUTPUTS:
+        for kind in KINDS.values():
+            yield ScaledTiles(256, 64, 1024, True, out, kind, kind == "BLOCK", 64, 128, 1, 2, 1, 1, 4).source()
+        yield ScaledTiles(256, 64, 1024, True, out, "ROW", True, 64, 64, 2, 1, 2, 1, 4).source()
+        yield ScaledTiles(256, 64, 1024, True, out, "ROW", False, 64, 128, 1, 1, 1, 2, 4, int8=True).source()
+        for zero, kind in ((1, "W_ROW"), (2, "ROW")):
+            yield ScaledTiles(
+                256, 64, 1024, True, out, kind, False, 64, 128, 1, 1, 1, 2, 4, int8=True, zero=zero
+            ).source()
+        yield ScaledTiles(256, 64, 1024, True, out, "BLOCK", True, 64, 128, 1, 2, 2, 2, 8, by_token=True).source()
+
+
+@cache
+def _text() -> str:
+    return nvrtc.text_of(SOURCE)
+
+
+KERNEL: Final = CudaKernel(
+    name="scaled_tiles",
+    families=("scaled",),
+    archs=("sm_90",),
+    target="sm_90a",
+    parameters=(
+        Parameter("rows", 8, 256, multiple=8),
+        Parameter("tokens", 64, 128, multiple=64),
+        Parameter("halves", 1, 2),
+        Parameter("share_w", 1, 8),
+        Parameter("share_x", 1, 8),
+        Parameter("parts", 1, 8),
+        Parameter("units", 1, 1024),
+    ),
+    scored=lambda problem, device: scored(problem, device.units),
+    record=scaled_tiles,
+    samples=_samples,
+)
