@@ -8,7 +8,7 @@ from M = 33 on; scaled_one_shot.py is for fewer tokens.
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,9 +22,30 @@ from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda import nvrtc, scaled
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
+from gemmtuned.kernels.estimates import fits, largest
 from gemmtuned.kernels.own_kernel import Config, Parameter
 from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of the estimate, in us: of 1000 cycles of products, and of shared memory; of 1000 rows of a step that are promoted; of
+    a MB of W, and of X and Y; of a tile, and a KB of its results; of parts, and a KB of sums that come from others.
+    """
+
+    start_us: float
+    multiply_kcycle_us: float
+    shared_kcycle_us: float
+    promotion_us: float
+    weights_mb_us: float
+    rows_mb_us: float
+    tile_us: float
+    store_kb_us: float
+    parts_us: float
+    sums_kb_us: float
+
+
+FITS: Final = fits(__file__, Costs)
 NAME: Final = "scaled_tiles"
 ARCH: Final = "sm_90"  # wgmma is of this one alone
 SOURCE: Final = Path(__file__).with_name("scaled_tiles.cu")
@@ -34,16 +55,19 @@ GROUP_TOKENS: Final = 64  # of wgmma
 MAX_GROUPS: Final = 2  # warp groups that multiply
 _REGISTERS: Final = 128  # for sums, of a thread: of a step and of all, or of all alone
 _LEAST_DEPTH: Final = 3
-_DEPTH: Final = 8  # steps on their way: more do not make it faster
+_LEAST_M: Final = 33  # with fewer rows of X another kernel is always faster
+_DEPTH: Final = 8  # steps on their way at most
 _UNIT_BYTES: Final = 512  # of sums
 _MAP_BYTES: Final = 128
+_PRODUCTS_A_CYCLE: Final = 4096  # of 8 bits, of a multiprocessor
+_BYTES_A_CYCLE: Final = 128  # of its shared memory
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledTiles:
     """One configuration for one problem.
 
-    units: multiprocessors to fill.  kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.
+    kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.
     rows: of W in a thread block's tile.  tokens: of X, in a tile.  halves: warp groups that share the rows.  share_w,
     share_x: thread blocks of a cluster that read the same rows of W, or of X, together.  parts: of K, in a cluster.
     int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
@@ -62,7 +86,7 @@ class ScaledTiles:
     share_w: int
     share_x: int
     parts: int
-    units: int
+    clusters: int
     int8: bool = False
     by_token: bool = False
     zero: int = 0
@@ -87,11 +111,6 @@ class ScaledTiles:
         """Of clusters, that make up the result."""
         across = -(-self.n // (self.rows * self.share_x))
         return across * -(-self.m // (self.tokens * self.share_w))
-
-    @property
-    def clusters(self) -> int:
-        """That are launched: each goes on from tile to tile."""
-        return min(self.tiles, filled(self.units, self.cluster) // self.cluster)
 
     @property
     def turns(self) -> int:
@@ -177,14 +196,14 @@ def scaled_tiles(config: Config, problem: Problem) -> ScaledTiles:
 
 
 def _configured(
-    problem: Problem, *, rows: int, tokens: int, halves: int, share_w: int, share_x: int, parts: int, units: int
+    problem: Problem, *, rows: int, tokens: int, halves: int, share_w: int, share_x: int, parts: int, clusters: int
 ) -> ScaledTiles | None:
     """None for what is no configuration, or does not fit into shared memory or registers."""
     p, kind, int8 = problem, scaled.kind_of(problem), problem.dtype == "i8"
     assert kind is not None, "check has let it through"
     promoted = not int8 and (kind == "BLOCK" or p.math_mode != "reduced")
     one = ScaledTiles(
-        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, tokens, halves, share_w, share_x, parts, units, int8,
+        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, tokens, halves, share_w, share_x, parts, clusters, int8,
         scaled.by_token(p), scaled.zero_of(p),
     )  # fmt: skip
     if rows % (8 * halves) or rows % (8 * share_w) or tokens % (8 * share_x) or one.math > MAX_GROUPS:
@@ -193,18 +212,26 @@ def _configured(
         return None
     if one.cluster > PORTABLE_CLUSTER or parts > -(-p.k // STEP_K) or one.depth < _LEAST_DEPTH:
         return None
-    if one.cluster > units or (parts > 1 and one.turns > 1):
+    if parts > 1 and one.turns > 1:
         return None
     return one
 
 
 def estimate_us(one: ScaledTiles) -> float:
-    """A guess in microseconds for an H200 with cold weights; others order alike."""
-    multiply = one.tokens * one.rows * STEP_K / 4096 / 1600
-    read = (one.rows / one.share_w + one.tokens / one.share_x) * STEP_K / 62e3
-    step = max(multiply, read, 0.11) * (1 + 0.03 * (one.cluster - 1))
-    turn = one.steps * step + 1.2 + (0.8 + one.received / 65536 if one.parts > 1 else 0.0)
-    return 3.4 + max(one.turns * turn, (one.n * one.k + one.m * one.k + 2 * one.m * one.n) / 4.0e6)
+    """A guess in microseconds for an H200 with cold weights; others order alike.
+
+    A warp group's product takes both its operands from shared memory, to which copies write as well: 128 bytes a cycle.
+    """
+    costs = FITS["all"]
+    multiply = one.tokens * one.rows * STEP_K / _PRODUCTS_A_CYCLE / 1000
+    given = one.math * GROUP_TOKENS + one.groups * one.rows
+    shared = (given + one.rows + one.tokens) * STEP_K / _BYTES_A_CYCLE / 1000
+    step = largest(costs.multiply_kcycle_us * multiply, costs.shared_kcycle_us * shared)
+    step += costs.promotion_us * one.rows / one.halves / 1000 if one.promoted else 0.0
+    tile = one.steps * step + costs.tile_us + costs.store_kb_us * one.tokens * one.rows * 2 / 1000
+    sums = costs.parts_us + costs.sums_kb_us * one.tokens * one.rows * 4 / 1024 if one.parts > 1 else 0.0
+    memory = costs.weights_mb_us * one.n * one.k + costs.rows_mb_us * one.m * (one.k + 2 * one.n)
+    return costs.start_us + largest(one.turns * tile + sums, memory / 1e6)
 
 
 def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
@@ -216,26 +243,27 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
         check(problem)
     except CandidateFailed:
         return []
-    if problem.m <= 32:
+    if problem.m < _LEAST_M:
         return []
     found = []
-    for config in _configs(units):
-        one = _configured(problem, **config)
+    for config in _shapes():
+        cluster = config["share_w"] * config["share_x"] * config["parts"]
+        across = -(-problem.n // (config["rows"] * config["share_x"]))
+        tiles = across * -(-problem.m // (config["tokens"] * config["share_w"]))
+        one = _configured(problem, **config, clusters=min(tiles, max(filled(units, cluster) // cluster, 1)))
         if one is not None:
-            found.append((estimate_us(one), config))
+            found.append((estimate_us(one), config | {"clusters": one.clusters}))
     return sorted(found, key=lambda item: item[0])
 
 
-def _configs(units: int) -> Iterator[dict[str, int]]:
-    for rows in range(32, 257, 8):
-        for tokens, halves in ((64, 1), (64, 2), (128, 1)):
-            for share_w in (1, 2, 4):
-                for share_x in (1, 2, 4):
-                    for parts in (1, 2, 4):
-                        yield {
-                            "rows": rows, "tokens": tokens, "halves": halves, "share_w": share_w, "share_x": share_x,
-                            "parts": parts, "units": units,
-                        }  # fmt: skip
+def _shapes() -> Iterator[dict[str, int]]:
+    """All tiles and ways to share them, of which a problem has some: all of a config but `clusters`."""
+    together = [(w, x, parts) for w in (1, 2, 4) for x in (1, 2, 4) for parts in (1, 2, 4) if w * x * parts <= 8]
+    for (tokens, halves), rows in itertools.product(((64, 1), (64, 2), (128, 1)), range(32, 257, 8)):
+        for share_w, share_x, parts in together:
+            yield {
+                "rows": rows, "tokens": tokens, "halves": halves, "share_w": share_w, "share_x": share_x, "parts": parts
+            }  # fmt: skip
 
 
 def _samples() -> Iterator[str]:
@@ -269,9 +297,10 @@ KERNEL: Final = CudaKernel(
         Parameter("share_w", 1, 8),
         Parameter("share_x", 1, 8),
         Parameter("parts", 1, 8),
-        Parameter("units", 1, 1024),
+        Parameter("clusters", 1, 1024),
     ),
     scored=lambda problem, device: scored(problem, device.units),
     record=scaled_tiles,
+    alike=lambda config: tuple(config[name] for name in ("rows", "tokens", "halves", "parts")),
     samples=_samples,
 )
