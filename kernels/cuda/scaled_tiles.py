@@ -1,14 +1,15 @@
 """Tiles of 8-bit operands with scales, for many tokens on sm_90 (scaled_tiles.cu).
 
-Runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor, one a row, or, of fp8, one for each
-block of 128; int8 also with zero points of X.  Products of fp8 are summed up in fp32 every 128 of K, but where the problem
-allows the tensor core's shorter sums (`math_mode` is `reduced`).  Sums of int8 are whole numbers of 32 bits.  It is offered
-from M = 33 on; scaled_one_shot.py is for fewer tokens.
+Runs fp8_e4m3 by fp8_e4m3 and int8 by int8 into bf16 or fp16, with one scale a tensor, one a row, or, of fp8, one for
+each block of 128; int8 also with zero points of X.  Products of fp8 are summed up in fp32 every 128 of K, but where the
+problem allows the tensor core's shorter sums (`math_mode` is `reduced`).  Sums of int8 are whole numbers of 32 bits.
+It is offered from M = 33 on; for fewer tokens scaled_one_shot.py is.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -29,8 +30,8 @@ from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of the estimate, in us: of 1000 cycles of products, and of shared memory; of 1000 rows of a step that are promoted; of
-    a MB of W, and of X and Y; of a tile, and a KB of its results; of parts, and a KB of sums that come from others.
+    """Of the estimate, in us: of 1000 cycles of products, and of shared memory; of 1000 rows of a step that are
+    promoted; of a MB of W, and of X and Y; of a tile, and a KB of its results; of parts, and a KB of sums that come from others.
     """
 
     start_us: float
@@ -97,7 +98,7 @@ class ScaledTiles:
         return self.tokens // GROUP_TOKENS
 
     @property
-    def math(self) -> int:
+    def multiplying(self) -> int:
         """Warp groups that multiply."""
         return self.groups * self.halves
 
@@ -120,7 +121,7 @@ class ScaledTiles:
     @property
     def steps(self) -> int:
         """Of K, of a thread block; some have one less."""
-        return -(-(-(-self.k // STEP_K)) // self.parts)
+        return math.ceil(math.ceil(self.k / STEP_K) / self.parts)
 
     @property
     def depth(self) -> int:
@@ -149,12 +150,12 @@ class ScaledTiles:
     def launch(self) -> KernelLaunch:
         """How it is launched, for every M up to this one.
 
-        Its parameters are x, w, bias, sx, sw, y, m, distances, and memory for the maps of X and W, which lies behind what
-        other kernels expect to be zero.
+        Its parameters are x, w, bias, sx, sw, y, m, distances, and memory for the maps of X and W, which lies behind
+        what other kernels expect to be zero.
         """
         of = scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero)
         return KernelLaunch(
-            shared=self.shared, threads=128 * (self.math + 1), cluster=self.cluster,
+            shared=self.shared, threads=128 * (self.multiplying + 1), cluster=self.cluster,
             grid=(Axis("", self.clusters), Axis("", 1), Axis("", 1)),
             arguments=(*of, "partials"),
             conditions=scaled.conditions(
@@ -203,10 +204,10 @@ def _configured(
     assert kind is not None, "check has let it through"
     promoted = not int8 and (kind == "BLOCK" or p.math_mode != "reduced")
     one = ScaledTiles(
-        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, tokens, halves, share_w, share_x, parts, clusters, int8,
-        scaled.by_token(p), scaled.zero_of(p),
+        p.m, p.n, p.k, p.bias, p.out_dtype, kind, promoted, rows, tokens, halves, share_w, share_x, parts, clusters,
+        int8, scaled.by_token(p), scaled.zero_of(p),
     )  # fmt: skip
-    if rows % (8 * halves) or rows % (8 * share_w) or tokens % (8 * share_x) or one.math > MAX_GROUPS:
+    if rows % (8 * halves) or rows % (8 * share_w) or tokens % (8 * share_x) or one.multiplying > MAX_GROUPS:
         return None
     if rows // halves // 2 * (2 if promoted else 1) > _REGISTERS or (kind == "BLOCK" and rows > STEP_K):
         return None
@@ -224,7 +225,7 @@ def estimate_us(one: ScaledTiles) -> float:
     """
     costs = FITS["all"]
     multiply = one.tokens * one.rows * STEP_K / _PRODUCTS_A_CYCLE / 1000
-    given = one.math * GROUP_TOKENS + one.groups * one.rows
+    given = one.multiplying * GROUP_TOKENS + one.groups * one.rows
     shared = (given + one.rows + one.tokens) * STEP_K / _BYTES_A_CYCLE / 1000
     step = largest(costs.multiply_kcycle_us * multiply, costs.shared_kcycle_us * shared)
     step += costs.promotion_us * one.rows / one.halves / 1000 if one.promoted else 0.0

@@ -44,7 +44,8 @@ def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Ite
 def test_our_kernels_pass_the_gate_beside_copies_that_torch_multiplies(program: Program, p: Problem) -> None:
     found = list(BACKENDS["cuda"].candidates(p))
     names = {c.kernel for c in found}
-    assert names == {"scaled_one_shot", *(("scaled_fragments",) if p.m <= 16 else ())}
+    of_size = (("scaled_fragments",) if p.m <= 16 else ()) + (("scaled_tiles",) if p.m > 32 else ())
+    assert names == {"scaled_one_shot", *of_size}
     some = [c for name in names for c in [c for c in found if c.kernel == name][:2]]
     with as_called(p):
         kernels = {c: BACKENDS["cuda"].prepare(c, p) for c in some}

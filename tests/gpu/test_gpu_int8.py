@@ -61,8 +61,9 @@ def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Ite
 @pytest.mark.parametrize("p", [*PROBLEMS, *OF_ZERO], ids=str)
 def test_our_kernels_and_torchs_own_pass_the_gate(program: Program, p: Problem) -> None:
     found = list(BACKENDS["cuda"].candidates(p))
-    offered = {name for name, most in (("scaled_fragments", 16), ("scaled_one_shot", 256)) if p.m <= most}
-    assert {c.kernel for c in found} == offered - ({"scaled_one_shot"} if p.m < 9 else set())
+    rows = {"scaled_fragments": (1, 16), "scaled_one_shot": (9, 256), "scaled_tiles": (33, 16384)}
+    offered = {name for name, (least, most) in rows.items() if least <= p.m <= most}
+    assert {c.kernel for c in found} == offered
     some = [c for name in offered for c in [c for c in found if c.kernel == name][:3]]
     with as_called(p):
         kernels = {c: BACKENDS["cuda"].prepare(c, p) for c in some}
