@@ -31,7 +31,8 @@ from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Of the estimate, in us: of 1000 cycles of products, and of shared memory; of 1000 rows of a step that are
-    promoted; of a MB of W, and of X and Y; of a tile, and a KB of its results; of parts, and a KB of sums that come from others.
+    promoted; of a MB of W, and of X and Y; of a tile, and a KB of its results; of parts, and a KB of sums that come
+    from others.
     """
 
     start_us: float
