@@ -51,7 +51,9 @@ def of_kind(kind: str, m: int, n: int, k: int) -> Problem:
 
 # torch has no fp8 product of one scale a row or a tensor where N is no multiple of 16
 PROBLEMS = [
-    of_kind(kind, m, n if kind.startswith(("block", "int8")) else n // 16 * 16, k) for kind in KINDS for m, n, k in SIZES
+    of_kind(kind, m, n if kind.startswith(("block", "int8")) else n // 16 * 16, k)
+    for kind in KINDS
+    for m, n, k in SIZES
 ]
 
 
