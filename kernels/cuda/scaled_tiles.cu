@@ -4,11 +4,10 @@
 // for W (the tensor memory accelerator, by maps of both that it has made itself), one for scales. The others multiply a step
 // of 128 of K as it comes (wgmma), 64 tokens each, and share the rows where HALVES is 2. DEPTH steps are on their way.
 //
-// What bounds such a product is how often X and W are read from the L2 cache. So the thread blocks of a cluster share what
-// they read: SHARE_W of them have the same rows of W, other tokens, and each reads a part of those rows for all of them;
-// SHARE_X of them have the same tokens, in the same way. Where tiles are few, PARTS of them take a part of K each; their sums
-// go to those that add them up, in the order of the parts, so results are bitwise equal from run to run. Else the clusters go
-// on from tile to tile.
+// X and W are read from the L2 cache many times. So the thread blocks of a cluster can share what they read: SHARE_W of them
+// have the same rows of W, other tokens, and each reads a part of those rows for all of them; SHARE_X of them have the same
+// tokens, in the same way. Where tiles are few, PARTS of them take a part of K each; their sums go to those that add them up,
+// in the order of the parts, so results are bitwise equal from run to run. Else the clusters go on from tile to tile.
 //
 // Where PROMOTED is 1, a step's sums are added up in fp32, for the tensor core adds products of e4m3 with fewer bits than that
 // (int8 adds up in int32, exactly). Scales, SCALES, and zero points, ZERO, are those of scaled_one_shot.cu.
