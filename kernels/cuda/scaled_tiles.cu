@@ -15,7 +15,7 @@
 // scaled_tiles.py defines N (a multiple of 2), K (of 16), ROWS, TOKENS (a multiple of 64), GROUPS (of 64 tokens), HALVES,
 // SHARE_W, SHARE_X, PARTS, DEPTH, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO, BIAS, NAME, CLUSTER,
 // OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `mma`, `pair_of`, `value`.
-// NVRTC compiles this without any header but its parts. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them:
+// NVRTC compiles this without any header but its parts. PTX ISA 8.3; operands and sums lie as wgmma.mma_async wants them:
 // both operands K-major, rows of 128 bytes, swizzled by 128.
 #define TENSOR 0
 #define ROW 1
