@@ -145,7 +145,7 @@ class ScaledTiles:
         """Steps of W, X and scales, maps of both, barriers."""
         ring = depth * (self.rows + self.tokens) * STEP_K
         scales = depth * (self.tokens * 4 + 16) if self.kind == "BLOCK" else 0
-        return max(ring, self.received) + -(-scales // 128) * 128 + 2 * _MAP_BYTES + 16 * depth + 8
+        return ring + -(-scales // 128) * 128 + 2 * _MAP_BYTES + 16 * depth + 8
 
     @property
     def launch(self) -> KernelLaunch:
@@ -214,7 +214,7 @@ def _configured(
         return None
     if one.cluster > PORTABLE_CLUSTER or parts > -(-p.k // STEP_K) or one.depth < _LEAST_DEPTH:
         return None
-    if parts > 1 and one.turns > 1:
+    if parts > 1 and (one.turns > 1 or one.received > one.depth * (rows + tokens) * STEP_K):
         return None
     return one
 
