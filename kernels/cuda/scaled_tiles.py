@@ -69,10 +69,11 @@ _BYTES_A_CYCLE: Final = 128  # of its shared memory
 class ScaledTiles:
     """One configuration for one problem.
 
-    kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.
-    rows: of W in a thread block's tile.  tokens: of X, in a tile.  halves: warp groups that share the rows.  share_w,
-    share_x: thread blocks of a cluster that read the same rows of W, or of X, together.  parts: of K, in a cluster.
-    clusters: that are launched; each goes on from tile to tile.  int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
+    kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
+    tile.  tokens: of X, in a tile.  halves: warp groups that share the rows.  share_w, share_x: thread blocks of a
+    cluster that read the same rows of W, or of X, together.  parts: of K, in a cluster.  clusters: that are launched;
+    each goes on from tile to tile.  int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both:
+    scaled.py).
     """
 
     m: int
