@@ -24,8 +24,7 @@ from gemmtuned.kernels.cuda import nvrtc, scaled
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
 from gemmtuned.kernels.estimates import fits, largest
-from gemmtuned.kernels.own_kernel import Config, Parameter
-from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
+from gemmtuned.kernels.own_kernel import COUNTERS_BYTES, Config, Parameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.configs.tunable import is_int_product
 from gemmtuned.kernels.arch import shared_limit
-from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, Scored
+from gemmtuned.kernels.own_kernel import COUNTERS_BYTES, PARAMETERS, Config, Parameter, Scored
 from gemmtuned.kernels.triton.kernel import TritonKernel
-from gemmtuned.kernels.triton.launch import COUNTERS_BYTES, Axis, LaunchRecord
+from gemmtuned.kernels.triton.launch import Axis, LaunchRecord
 from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.tiles import FITS
 from gemmtuned.kernels.triton.to_shared import Tile, estimate_us, ring_stages, splits

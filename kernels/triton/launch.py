@@ -19,10 +19,9 @@ from typing import Final
 from gemmtuned.configs import launch as configs
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.own_kernel import PARAMETERS, check_plain_dense, rows_apart
+from gemmtuned.kernels.own_kernel import COUNTERS_BYTES, PARAMETERS, check_plain_dense, rows_apart
 
 MAX_GRID_YZ: Final = 65535
-COUNTERS_BYTES: Final = 1 << 16
 EXCHANGE_PAD: Final = 8  # values behind each line: what a warp sends at once lies in different banks
 BARRIER_BYTES: Final = 16
 SHARED_BEGINS: Final = 1024  # address of a thread block's shared memory from sm_90 on: the system's lies before

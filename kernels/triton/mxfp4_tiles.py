@@ -27,10 +27,10 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.configs.tunable import WEIGHT_ONLY_ROWS, is_mxfp4
 from gemmtuned.kernels.arch import at_least_sm, shared_limit
-from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, Scored, rows_apart
+from gemmtuned.kernels.own_kernel import COUNTERS_BYTES, PARAMETERS, Config, Parameter, Scored, rows_apart
 from gemmtuned.kernels.triton.coded_weights import in_order_of_4_bit, of_e2m1, of_e8m0, row_order, values_of_4_bit
 from gemmtuned.kernels.triton.kernel import TritonKernel, is_interpreted
-from gemmtuned.kernels.triton.launch import COUNTERS_BYTES, MAX_GRID_YZ, Axis, LaunchRecord
+from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
 from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.to_shared import splits
 

@@ -26,7 +26,7 @@ from gemmtuned.configs.tunable import PACKED, WEIGHT_ONLY_ROWS
 from gemmtuned.kernels import weight_only_operands as operands
 from gemmtuned.kernels.arch import at_least_sm, shared_limit
 from gemmtuned.kernels.estimates import fits
-from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, Scored
+from gemmtuned.kernels.own_kernel import COUNTERS_BYTES, PARAMETERS, Config, Parameter, Scored
 from gemmtuned.kernels.triton.coded_weights import (
     in_order_of_4_bit,
     in_order_of_fp8,
@@ -36,7 +36,7 @@ from gemmtuned.kernels.triton.coded_weights import (
     values_of_4_bit,
 )  # fmt: skip
 from gemmtuned.kernels.triton.kernel import TritonKernel, is_interpreted
-from gemmtuned.kernels.triton.launch import COUNTERS_BYTES, MAX_GRID_YZ, Axis, LaunchRecord
+from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
 from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.to_shared import splits
 

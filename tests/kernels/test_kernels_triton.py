@@ -24,9 +24,9 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.compile import compile_kernel, compile_record
+from gemmtuned.kernels.own_kernel import COUNTERS_BYTES
 from gemmtuned.kernels.triton import fragments, gemv, selected, tiles, warp_split_k
 from gemmtuned.kernels.triton.diagonal import has_diagonal
-from gemmtuned.kernels.triton.launch import COUNTERS_BYTES
 
 pytestmark = pytest.mark.usefixtures("kept_compiler_cache")
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
