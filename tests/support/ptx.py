@@ -5,7 +5,8 @@ Written from the PTX ISA (8.7): what each instruction does, and which lane holds
 step take it together, those furthest behind first; or warps take turns, and each goes as far as it can.  So a barrier
 that is missing shows where something was copied (cp.async), stored or sent, and where a warp runs ahead of others.
 Thread blocks of a cluster take turns where they wait for one another.  Memory that nobody has allotted may not be
-touched, and what was never written is NaN.  ptx_cuda.py has what kernels in CUDA C++ use besides.
+touched, and what was never written is NaN.  ptx_cuda.py has what kernels in CUDA C++ use besides, ptx_tensor_maps.py
+what those use that copy with TMA.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,16 +171,16 @@ def launch(
 def run_together(cluster: list[ThreadBlock]) -> None:
     """The thread blocks of a cluster in turns, to their end."""
     running = [block.run() for block in cluster]
-    waits = 0
     while running:
-        left = [one for one in running if next(one, None) is not None]
-        waits = waits + 1 if len(left) == len(running) else 0
-        running = left
-        if waits > 100:
+        went = [next(one, None) for one in running]
+        if not any(one or one is None for one in went):
             raise Wrong("thread blocks of a cluster wait for ever")
+        running = [one for one, how in zip(running, went, strict=True) if how is not None]
     barriers = [barrier for block in cluster for barrier in block.barriers.values()]
     if not all(barrier.is_over() for barrier in barriers):
         raise Wrong(f"what nobody waited for, or never came: {barriers}")
+    for block in cluster:
+        block.check_its_end()
 
 
 class Memory:
@@ -216,8 +217,8 @@ class Barrier:
     size: int = 0  # bytes still to come in this one
     phase: int = 0  # how many are over
     fenced: bool = False  # others may be told of it
-    # threads that arrive when these copies have come
-    coming: list[tuple[Array, list[Copies]]] = field(default_factory=list, repr=False)
+    # what comes, each by a call, when somebody waits for it
+    coming: list[Callable[[], None]] = field(default_factory=list, repr=False)
     # places in shared memory that those who waited may read, and that they may after this phase
     told: list[Array] = field(default_factory=list, repr=False)
     telling: list[Array] = field(default_factory=list, repr=False)
@@ -294,14 +295,15 @@ class Code:
 
 
 def _operands(text: str) -> list[Any]:
-    """Names and numbers, lists of them for {..}, [address] as ("[", name, offset)."""
+    """Names and numbers, lists of them for {..}, [address] as ("[", name, offset), [map, {..}] as ("[", name, [..])."""
     found: list[Any] = []
     for piece in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{}]+", text):
         if piece.startswith("{"):
             found.append([part.strip() for part in piece.strip("{} ").split(",")])
         elif piece.startswith("["):
-            name, _, offset = piece.strip("[] ").replace(" ", "").partition("+")
-            found.append(("[", name, int(offset or "0", 0)))
+            name, *coordinates = re.split(r"[,{}]+", piece.strip("[] ").replace(" ", ""))
+            name, _, offset = name.partition("+")
+            found.append(("[", name, [one for one in coordinates if one] or int(offset or "0", 0)))
         else:
             found.append(piece)
     return found
@@ -312,6 +314,9 @@ class ThreadBlock:
 
     turns: threads of a turn; those of the first one go as far as they can, then the next.  last_first: from the end.
     """
+
+    kind_of_barrier: type[Barrier] = Barrier
+    may_wait_before_the_first = False  # for the phase before, which is over: what a ring's slots are free by
 
     def __init__(
         self, code: Code, threads: int, arguments: list[int], memory: Memory, rank: int,
@@ -355,11 +360,14 @@ class ThreadBlock:
         """Set registers that say which thread block this is."""
         self._registers |= {name: self._all(value) for name, value in where.items()}
 
+    def check_its_end(self) -> None:
+        """Raise Wrong where something is not as it has to be when all of the cluster has ended."""
+
     def run(self) -> Iterator[bool]:
-        """Gives way where it waits for another thread block of its cluster."""
+        """Gives way where it waits for another thread block of its cluster, and says whether it has come on before."""
         place = np.zeros(self._threads, np.int64)
         held = np.zeros(self._threads, np.int64)
-        has_moved = True
+        has_moved = has_come_on = True
         for _ in range(_MOST):
             if not self._turn.any() and not held.any() and (place == place[0]).all():
                 self._abreast(place)
@@ -373,7 +381,9 @@ class ThreadBlock:
                 raise Wrong(f"{name} by a part of the threads")
             if first >= _WAITS:
                 if not has_moved:
-                    yield True
+                    yield has_come_on
+                    has_come_on = False
+                has_come_on |= has_moved
                 has_moved = False
                 held[:] = 0
                 continue
@@ -494,15 +504,18 @@ class ThreadBlock:
             return False
         barrier, is_over = self._looked_at(operands, mask)
         while not is_over and barrier.coming:
-            threads, copies = barrier.coming.pop(0)
-            for some in copies:
-                places, _ = self._come(some, threads[some.threads])
-                self._by[places] = -1
-                self._unseen[places] = _ALL
-                barrier.telling.append(places)
-            barrier.arrive(int(threads.sum()))
+            barrier.coming.pop(0)()
             barrier, is_over = self._looked_at(operands, mask)
         return not is_over
+
+    def _have_come(self, barrier: Barrier, threads: Array, copies: list[Copies]) -> None:
+        """What these threads have asked for is there, and they arrive."""
+        for some in copies:
+            places, _ = self._come(some, threads[some.threads])
+            self._by[places] = -1
+            self._unseen[places] = _ALL
+            barrier.telling.append(places)
+        barrier.arrive(int(threads.sum()))
 
     def _looked_at(self, operands: Any, mask: Array) -> tuple[Barrier, bool]:
         """(barrier, whether its phase is over) of mbarrier.try_wait.parity."""
@@ -510,7 +523,7 @@ class ThreadBlock:
         parity = {int(one) for one in self._get(operands[2], "u32")[mask]}
         if len(parity) != 1 or not parity <= {0, 1}:
             raise Wrong(f"waits for phases {parity}")
-        if barrier.phase == 0 and 1 in parity:
+        if barrier.phase == 0 and 1 in parity and not self.may_wait_before_the_first:
             raise Wrong("waits for the phase before the first")
         return barrier, barrier.phase % 2 not in parity
 
@@ -822,7 +835,8 @@ class ThreadBlock:
         if operation[2:5] == ("mbarrier", "arrive", "noinc"):
             if mask.any():
                 barrier = self._barrier_at(self._where(operands[0])[mask])
-                barrier.coming.append((mask, [some for some in self._copies if not some.come.all()]))
+                copies = [some for some in self._copies if not some.come.all()]
+                barrier.coming.append(partial(self._have_come, barrier, mask, copies))
             return
         if operation[2] == "commit_group":
             self._closed[mask] += 1
@@ -998,7 +1012,7 @@ class ThreadBlock:
             value = int(self._get(operands[1 if begins else 2], "u32")[mask][0])
             if begins:
                 self._shared_at(at, 8)
-                self.barriers[int(at[0])] = Barrier(value, value)
+                self.barriers[int(at[0])] = self.kind_of_barrier(value, value)
             else:
                 self._tell(self._barrier_at(at), mask)
                 self._barrier_at(at).arrive(1, size=-value)

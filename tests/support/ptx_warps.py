@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ptx import _ALL, _NOBODY, _TOGETHER, WARP, Array, Wrong
+from ptx import _ALL, _NOBODY, WARP, Array, Wrong
 from ptx_cuda import WarpGroups
 
 _FLOATS = {"f32": np.float32, "f16": np.float16}
@@ -31,7 +31,7 @@ class Warps(WarpGroups):
     def _together(self, operation: Any) -> int | None:
         if operation[0] in ("vote", "match") or operation[:2] == ("bar", "warp"):
             return WARP
-        return _TOGETHER.get(operation[0])
+        return super()._together(operation)
 
     def _bar(self, operation: Any, operands: Any, mask: Array) -> None:
         if operation[1] != "warp":

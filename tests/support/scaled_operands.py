@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ptx
 import ptx_cuda
 import torch
 
@@ -42,6 +41,16 @@ def every_code(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     codes = (torch.arange(n)[:, None] + 61 * torch.arange(k)) % len(good)
     assert codes[:, at].unique().numel() == len(good), "too few results for every code"
     return x.to(torch.float8_e4m3fn), good[codes].view(torch.float8_e4m3fn)
+
+
+def nearly_opposite(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x [m, k], w [n, k]) whose sums are small and whose parts are large: those of another order are other numbers."""
+    drawn = torch.Generator().manual_seed(7)
+    x, w = (torch.randn(rows, k, generator=drawn).mul(200).clamp(-448, 448) for rows in (m, n))
+    half = k // 2
+    x[:, half : 2 * half], w[:, half : 2 * half] = x[:, :half], -w[:, :half]
+    w[:, ::8] = torch.randn(n, len(range(0, k, 8)), generator=drawn) / 256
+    return x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
 
 
 def powers(*shape: int, seed: int) -> torch.Tensor:
@@ -98,11 +107,12 @@ def as_given(one: Any, sx: torch.Tensor, sw: torch.Tensor, ldsx: int, ldsw: int)
 
 def run(
     one: Any, kernel: CudaKernel, *, change: tuple[str, str] = ("", ""), huge: bool = False, codes: bool = False,
-    **turns: Any,
+    rounded: bool = False, y_at: int = 0, **turns: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(Y, what it should be) of a configuration of this kernel; change: of its source.
 
     huge: of int8, sums of each half of K are too large for fp32, but not both together.  codes: see every_code.
+    rounded: see nearly_opposite.  y_at: values before Y in memory that is aligned.
     """
     int8 = getattr(one, "int8", False)
     x = whole_numbers(one.m, one.k, apart=16, seed=1, int8=int8)
@@ -113,9 +123,12 @@ def run(
     if codes:
         for to, drawn in zip((x, w), every_code(one.m, one.n, one.k), strict=True):
             to.copy_(drawn)
+    if rounded:
+        for to, drawn in zip((x, w), nearly_opposite(one.m, one.n, one.k), strict=True):
+            to.copy_(drawn)
     sx, sw, ldsx, ldsw, of_x, of_w = scales(one)
     bias = torch.arange(one.n).remainder(7).to(OUT[one.out])
-    y = torch.full((one.m, one.n), torch.nan, dtype=OUT[one.out])
+    y = torch.full((y_at + one.m * one.n,), torch.nan, dtype=OUT[one.out])[y_at:].view(one.m, one.n)
     zero = zero_points(one, w) if int8 else {}
     if int8:  # each step rounds to fp32 as the kernel does
         whole = x.long() @ w.long().T
@@ -130,13 +143,14 @@ def run(
     operands = {"x": x, "w": in_memory, "bias": bias, "y": y, **zero, **as_given(one, sx, sw, ldsx, ldsw)}
     launch, memory = one.launch, {id(operands["scale_x"]): sx, id(operands["scale_w"]): sw}
     assert holds(launch.checked, operands)
-    programs = grid_of(launch.grid, operands)
-    assert (programs[0] * launch.cluster, *programs[1:]) == (*one.grid, 1)
-    values = arguments_of(launch, operands, pointer=lambda t: memory.get(id(t), t))
+    across, down, deep = grid_of(launch.grid, operands)
+    assert deep == 1
+    room = torch.full((launch.workspace_bytes - launch.partials_offset,), 0xFF, dtype=torch.uint8)
+    values = arguments_of(launch, operands, partials=room, pointer=lambda t: memory.get(id(t), t))
     source = one.source()
     assert change[0] in source
 
-    how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
+    how = ptx_cuda.Launch((across * launch.cluster, down), launch.threads, launch.shared, launch.cluster)
     text = ptx_cuda.compiled(source.replace(*change), kernel.target)
     ptx_cuda.run(text, how, values, **turns)
 
