@@ -72,6 +72,12 @@ OF_KERNEL = {
         "scaled:i8>bf16:33x576x1024+bias,scale=row+zero",
         "scaled:i8>fp16:17x512x2048,scale=tensor+zero",
     ),
+    "scaled_tiles": problems(
+        "scaled:fp8_e4m3>bf16:64x576x1024,scale=row",
+        "scaled:fp8_e4m3>fp16:1000x512x2048+bias,scale=1x128,scalelayout=col",
+        "scaled:i8>bf16:256x4096x1040+bias,scale=row+zero",
+        "scaled:i8>fp16:33x512x2048,scale=tensor+zero,wscale=row",
+    ),
     "scaled_fragments": problems(
         "scaled:fp8_e4m3>bf16:1x576x1024,scale=row",
         "scaled:fp8_e4m3>bf16:9x512x2048+bias,scale=tensor",

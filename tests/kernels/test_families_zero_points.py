@@ -190,7 +190,8 @@ def test_each_form_is_a_problem_of_its_own_on_both_kinds_of_devices() -> None:
 def test_who_cannot_subtract_zero_points_offers_nothing() -> None:
     assert [c.backend for c in candidates(ROW, environment(cpu_device()))] == ["torch"]
     on_gpu = replace(ROW, threads=0, m=16, n=4096, k=4096)
-    found = catalog.candidates(on_gpu, own_kernels.device("sm_90"))
-    assert {c.kernel for c in found.pop("cuda")} == {"scaled_fragments", "scaled_one_shot"} and not any(found.values())
+    for m, other in ((16, "scaled_fragments"), (64, "scaled_tiles")):
+        found = catalog.candidates(replace(on_gpu, m=m), own_kernels.device("sm_90"))
+        assert {c.kernel for c in found.pop("cuda")} == {other, "scaled_one_shot"} and not any(found.values())
     with pytest.raises(CandidateFailed, match="asked for scaled products of fp8"):
         cublaslt.check_problem(on_gpu)

@@ -16,6 +16,7 @@ from gemmtuned.kernels.cuda import (
     one_shot,
     scaled_fragments,
     scaled_one_shot,
+    scaled_tiles,
     weight_only,
 )
 
@@ -72,8 +73,9 @@ def test_what_needs_no_instruction_of_one_architecture_compiles_for_the_next(nam
 def test_what_multiplies_by_groups_of_warps_is_for_one_architecture_alone() -> None:
     """wgmma is an instruction of sm_90a."""
     fp8 = scaled_one_shot.scaled_one_shot(scaled_one_shot.scored(scaled(64), 132)[0][1], scaled(64)).source()
+    tiles = scaled_tiles.scaled_tiles(scaled_tiles.scored(scaled(64), 132)[0][1], scaled(64)).source()
     dense = Problem(m=64, n=4096, k=4096, dtype="bf16", bias=False)
     plain = one_shot.one_shot(one_shot.scored(64, 4096, 4096, 132)[0][1], dense).source()
-    for source in (fp8, plain):
+    for source in (fp8, tiles, plain):
         with pytest.raises(CandidateFailed, match=r"(?s)wgmma"):
             nvrtc.compiled(source, NEXT)
