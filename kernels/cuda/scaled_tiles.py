@@ -60,6 +60,8 @@ _LEAST_M: Final = 33  # with fewer rows of X another kernel is always faster
 _DEPTH: Final = 8  # steps on their way at most
 _UNIT_BYTES: Final = 512  # of sums
 _MAP_BYTES: Final = 128
+_STRIDE: Final = "(u64)(apart + 15) / 16 * 16"
+_DIVIDES: Final = (12, 5)
 _PRODUCTS_A_CYCLE: Final = 4096  # of 8 bits, of a multiprocessor
 _BYTES_A_CYCLE: Final = 128  # of its shared memory
 
@@ -284,7 +286,17 @@ def _samples() -> Iterator[str]:
 
 @cache
 def _text() -> str:
-    return nvrtc.text_of(SOURCE)
+    return text_for(nvrtc.version() or "")
+
+
+def text_for(compiler: str) -> str:
+    """The source, `OF_THIS_TYPE` still in it, for NVRTC of this version, as nvrtc.version() spells it.
+
+    A map has strides in units of 16 bytes.  Compilers since CUDA 12.5 divide by them, others leave it to the source.
+    """
+    text = nvrtc.text_of(SOURCE)
+    in_bytes = tuple(map(int, compiler.split("."))) >= _DIVIDES if compiler else True
+    return text if in_bytes else text.replace(_STRIDE, _STRIDE.removesuffix(" * 16"))
 
 
 KERNEL: Final = CudaKernel(

@@ -50,12 +50,6 @@ __device__ __forceinline__ void each_step(const Work& mine, u32 free, u32 loaded
     }
   }
 }
-// Maps have strides in units of 16 bytes; compilers before CUDA 12.5 leave it to the source to divide by them.
-#if __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ < 5
-#define STRIDE_UNIT 1
-#else
-#define STRIDE_UNIT 16
-#endif
 // One warp: the map of a matrix of bytes [rows, K], rows `apart`, for boxes of `box` rows by 128, made in shared memory and
 // written to global memory, where the accelerator reads it. (PTX ISA, tensormap.replace; rank and strides as there.)
 __device__ __forceinline__ void make_map(u32 map, char* to, const char* of, int rows, int apart, int box, int lane) {
@@ -70,7 +64,7 @@ __device__ __forceinline__ void make_map(u32 map, char* to, const char* of, int 
     REPLACE("box_dim", "b32", "r"(box), "1, %1");
     REPLACE("global_dim", "b32", "r"(K), "0, %1");
     REPLACE("global_dim", "b32", "r"(rows), "1, %1");
-    REPLACE("global_stride", "b64", "l"((u64)(apart + 15) / 16 * STRIDE_UNIT), "0, %1");  // of a single row it may be anything
+    REPLACE("global_stride", "b64", "l"((u64)(apart + 15) / 16 * 16), "0, %1");  // of a single row it may be anything
     REPLACE("element_stride", "b32", "r"(1), "0, %1");
     REPLACE("element_stride", "b32", "r"(1), "1, %1");
     REPLACE("elemtype", "b32", "n"(0), "%1");           // bytes

@@ -255,6 +255,16 @@ def test_its_maps_lie_behind_what_others_expect_to_be_zero() -> None:
     assert one.launch.workspace_bytes == COUNTERS_BYTES + 3 * 4 * 2 * 128
 
 
+@pytest.mark.parametrize(
+    ("compiler", "divides"), [("12.3", False), ("12.4", False), ("12.5", True), ("12.10", True), ("13.0", True)]
+)
+def test_strides_of_maps_are_divided_by_16_once(compiler: str, divides: bool) -> None:
+    """By compilers since CUDA 12.5, which turn bytes into the units that a map has, or by the source."""
+    text = kernel.text_for(compiler)
+    assert ("/ 16 * 16)" in text) == divides
+    assert text.replace("/ 16 * 16)", "/ 16)") == kernel.text_for("12.4")
+
+
 def test_it_is_offered_for_scaled_products_of_many_tokens_of_its_architecture_alone() -> None:
     here = own_kernels.device("sm_90")
     for m, is_offered in ((32, False), (33, True), (2048, True), (16384, True), (16385, False)):

@@ -76,14 +76,14 @@ MAPS = {
     ),
     "of more rows": (TURNS, '"r"(rows), "1, %1"', '"r"(rows + 8), "1, %1"', "no tensor"),
     "of fewer rows": (TURNS, '"r"(rows), "1, %1"', '"r"(rows - 8), "1, %1"', "far off"),
-    "of rows side by side": (TURNS, "(apart + 15) / 16 * STRIDE_UNIT", "K", "far off"),
+    "of rows side by side": (TURNS, "(apart + 15) / 16 * 16", "K", "far off"),
     "of all thread blocks in one place": (
         SHARED_W,
         "maps += blockIdx.x * 2 * MAP_BYTES;",
         "",
         "another thread block has one",
     ),
-    "with strides of 16 bytes": (TURNS, "#define STRIDE_UNIT 16", "#define STRIDE_UNIT 1", "no multiple of 16"),
+    "with strides of 16 bytes": (TURNS, "(apart + 15) / 16 * 16", "(apart + 15) / 16", "no multiple of 16"),
     "of larger boxes": (
         SHARED_W,
         "TOKENS / SHARE_X, lane",
