@@ -6,22 +6,25 @@ import gc
 import logging
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import caught_logs
 import pytest
 from cpu_times import CpuTimes, add
 from fake_cuda_build import KEPT
-from hooked import ForkServer, Home
+from hooked import HERE, ForkServer, Home
 from left_to_soak import COUNTS, counted
 from side_by_side import SideBySide
 
 from gemmtuned import cli
 from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.seats import worker
 from gemmtuned.hooks.native.build import build
 from gemmtuned.hooks.probation import pages_of
 
@@ -171,6 +174,23 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.C
     server = ForkServer(folder) if shared is None else ForkServer(folder, of=shared, used=add)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def forked_workers(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers that this process starts are forks of a process with torch, see forked_worker.py."""
+    reads, used = os.pipe()
+
+    def start(command: list[str], *, pass_fds: tuple[int], env: dict[str, str], **how: Any) -> subprocess.Popen[bytes]:
+        orders = fork_server.running(env).fileno()
+        program = [sys.executable, "-I", "-S", str(HERE / "forked_worker.py"), *map(str, (orders, *pass_fds, used))]
+        return subprocess.Popen([*program, *command[4:]], pass_fds=(orders, *pass_fds, used), env=env, **how)
+
+    monkeypatch.setattr(worker, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+    yield
+    os.close(used)
+    with os.fdopen(reads) as file:
+        fork_server.used(sum(map(float, file)))
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def one_of_each_kind() -> list[Wrong]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("forked_workers")
 def test_a_wrong_kernel_of_every_kind_is_refused_by_tune_and_right_ones_are_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

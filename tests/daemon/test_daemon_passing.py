@@ -22,6 +22,7 @@ OUTCOMES = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_what_could_not_be_tried_is_no_verdict_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

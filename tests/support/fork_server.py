@@ -13,11 +13,11 @@ takes back its operators; after them a program is gone at once, unless it asks f
 more time than anywhere, torch takes back its 134 libraries of operators (0.05 s of CPU), the interpreter all modules
 and C++ its static objects (0.2 s).
 
-Orders come as JSON over the socket whose number is its first argument, {code, args, env, whole_end}, each with four
-descriptors: the program's three streams and a socket on which it answers {pid} and later {status, ended_s, delayed_s,
-cpu_s}: the monotonic clock at the end, for how long the program was ready to run while others had the CPUs, and the CPU
-time of it and of the children that it waited for.  Several processes may send orders.  Its other arguments name modules
-that programs have imported besides.
+Orders come as JSON over the socket whose number is its first argument, {code, args, env, whole_end}, each with four or
+five descriptors: the program's three streams, a socket on which it answers {pid} and later {status, ended_s, delayed_s,
+cpu_s}, and what the program has as descriptor 3.  ended_s is the monotonic clock at the end, delayed_s for how long the
+program was ready to run while others had the CPUs, and cpu_s the CPU time of it and of the children that it waited for.
+Several processes may send orders.  Its other arguments name modules that programs have imported besides.
 """
 
 import atexit
@@ -73,17 +73,17 @@ def main() -> None:
     while True:
         for key, _ in waiting.select():
             if key.fileobj is orders:
-                text, fds, _, _ = socket.recv_fds(orders, MOST_BYTES, 4)
+                text, fds, _, _ = socket.recv_fds(orders, MOST_BYTES, 5)
                 if not text:
                     return
                 pid = os.fork()
                 if pid == 0:
                     let_go(waiting)
-                    become(json.loads(text), fds[:3])
+                    become(json.loads(text), fds[:3] + fds[4:])
                     return
                 answers = socket.socket(fileno=fds[3])
                 answers.send(json.dumps({"pid": pid}).encode())
-                for fd in fds[:3]:
+                for fd in fds[:3] + fds[4:]:
                     os.close(fd)
                 waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, answers))
             else:
@@ -116,14 +116,14 @@ def delayed_s(pid: int) -> float:
         return int(file.read().split()[1]) / 1e9
 
 
-def become(order: dict, streams: list[int]) -> None:
+def become(order: dict, files: list[int]) -> None:
     os.setsid()  # at a timeout the group is killed with all in it
-    for number, fd in enumerate(streams):
+    for number, fd in enumerate(files):
         os.dup2(fd, number)
-    os.closerange(3, 1024)
+    os.closerange(len(files), 1024)
     os.environ.clear()
     os.environ.update(order["env"])
-    sys.path[:0] = [p for p in order["env"]["PYTHONPATH"].split(os.pathsep) if p not in sys.path]
+    sys.path[:0] = [p for p in order["env"].get("PYTHONPATH", "").split(os.pathsep) if p and p not in sys.path]
     sys.argv = ["-c", *order["args"]]
     faults._armed = faults._from_env()  # read when the module is imported, which was before
     threads = int(order["env"].get("OMP_NUM_THREADS", torch.get_num_threads()))

@@ -127,7 +127,7 @@ class ForkServer:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
-        self._of, self._used, self._modules = of, used, modules
+        self._of, self.used, self._modules = of, used, modules
         self._compiling: ForkServer | None = None
 
     @property
@@ -135,19 +135,19 @@ class ForkServer:
         """One that has imported torch's compiler as well, which takes a program 1.5 s."""
         if self._compiling is None:
             of = None if self._of is None else self._of.compiling
-            self._compiling = ForkServer(self._folder, of=of, used=self._used, modules=("torch._dynamo",))
+            self._compiling = ForkServer(self._folder, of=of, used=self.used, modules=("torch._dynamo",))
         return self._compiling
 
     def begin(self) -> None:
         """Start the process; programs need not wait for torch when they come."""
-        self._running(dict(os.environ))
+        self.running(dict(os.environ))
 
     def start(
         self, code: str, args: Iterable[str], env: dict[str, str], *, streams: tuple[int, int, int] | None = None,
         whole_end: bool = False,
     ) -> Forked:  # fmt: skip
         """Start a program in a group of its own. streams: its descriptors 0, 1 and 2; without them it gets pipes."""
-        orders = self._running(env)
+        orders = self.running(env)
         ours: list[int | None] = [None] * 3
         if streams is None:
             pipes = [os.pipe() for _ in range(3)]
@@ -161,7 +161,7 @@ class ForkServer:
         its.close()
         for fd in theirs if streams is None else ():
             os.close(fd)
-        return Forked(answers, ours, self._used)
+        return Forked(answers, ours, self.used)
 
     def run(
         self, code: str, args: Iterable[str], env: dict[str, str], timeout_s: float, *, whole_end: bool = False
@@ -189,9 +189,10 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
 
-    def _running(self, env: dict[str, str]) -> socket.socket:
+    def running(self, env: dict[str, str]) -> socket.socket:
+        """Where it takes orders; it is started where it does not run yet."""
         if self._of is not None:
-            return self._of._running(env)
+            return self._of.running(env)
         if self._orders is None:
             self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
