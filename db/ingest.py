@@ -39,7 +39,7 @@ from gemmtuned.db.members_progress import (
 )
 from gemmtuned.db.members_rows import SOON_US, Named, Names, is_valid, session_of, valid
 from gemmtuned.db.rows import Part, Rows, plain, us
-from gemmtuned.db.sightings import ADD_QUARANTINE, ADD_WANTED, count, keep_session
+from gemmtuned.db.sightings import ADD_QUARANTINE, ADD_WANTED, ANY_GENERATION, count, keep_session
 
 log = logging.getLogger("gemmtuned.daemon")
 
@@ -342,4 +342,4 @@ def _wanted(conn: sqlite3.Connection, named: Named, operator: str) -> dict[str, 
     found = conn.execute(_LACKS_WANTED, key).fetchone()
     if found is None or standing(operator, str(found[2]), str(found[3]), _ANY_VERSION).raced:
         return None
-    return {"problem": found[0], "environment": found[1], "operator": operator}
+    return {"problem": found[0], "environment": found[1], "operator": operator, "generation": ANY_GENERATION}

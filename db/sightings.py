@@ -79,13 +79,15 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
 # wanted_of: the solution that they cannot have; 0 where the file has none, as that of other users' programs. A name
-# that stands there for it already is not added again
+# that stands there for it already is not added again. What was told of an older table says nothing of a newer solution
 ADD_WANTED: Final = """
 UPDATE demand SET wanted = CASE WHEN wanted = '' OR wanted_of IS NOT coalesce(solution_id, 0) THEN :operator
         WHEN instr(' ' || wanted || ' ', ' ' || :operator || ' ') THEN wanted
         ELSE substr(wanted || ' ' || :operator, 1, 512) END, wanted_of = coalesce(solution_id, 0)
 WHERE environment_id = :environment AND problem_id = :problem
+    AND NOT EXISTS (SELECT 1 FROM solution s WHERE s.id = demand.solution_id AND s.generation > :generation)
 """
+ANY_GENERATION: Final = (1 << 63) - 1
 _HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # outcome and graph, as the columns of demand
 
 
@@ -133,15 +135,22 @@ class Sightings(Part):
 
         self._rows.write(work)
 
-    def add_wanted(self, environment: Environment, wanted: Iterable[tuple[Problem, str]], *, now_s: float) -> None:
-        """Remember (problem, engine's operator): the solution was not raced beside that operator's own kernel."""
+    def add_wanted(
+        self, environment: Environment, wanted: Iterable[tuple[Problem, str]], generation: int = ANY_GENERATION,
+        *, now_s: float,
+    ) -> None:  # fmt: skip
+        """Remember (problem, engine's operator): the solution was not raced beside that operator's own kernel.
+
+        generation: of the table that says so; a newer solution is another one.
+        """
         batch = list(wanted)
 
         def work(conn: sqlite3.Connection) -> None:
             here = self._rows.environment_id(conn, environment, us(now_s))
             ids = self._rows.problem_ids(conn, [problem for problem, _ in batch])
             for problem_id, (_, operator) in zip(ids, batch, strict=True):
-                values = {"environment": here, "problem": problem_id, "operator": plain(operator, 200)}
+                name = plain(operator, 200)
+                values = {"environment": here, "problem": problem_id, "operator": name, "generation": generation}
                 conn.execute(ADD_WANTED, values)
 
         self._rows.write(work)

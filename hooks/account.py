@@ -21,7 +21,6 @@ from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.op_counts import OpCounts
 
 if TYPE_CHECKING:
-    from gemmtuned.configs.problem import Problem
     from gemmtuned.configs.settings import Settings
     from gemmtuned.configs.sighting import Session, Sighting
     from gemmtuned.configs.solution import Solution
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from gemmtuned.hooks.patches import Patches
     from gemmtuned.hooks.selections import Selections
     from gemmtuned.hooks.tables import Library, Tables
-    from gemmtuned.hooks.unserved import Unserved
+    from gemmtuned.hooks.unserved import Note, Unserved
     from gemmtuned.hooks.where import Where
 
 __builtins__ = builtins
@@ -94,10 +93,10 @@ class Account:
                 from gemmtuned.hooks.unserved import Unserved
 
             self._unserved = Unserved()
-        self._unserved.note(sighting, self._tables.table.generation)
+        self._unserved.note(sighting, self._tables.table)
 
-    def take_unserved(self) -> Iterator[tuple[Problem, str, str]]:
-        """(problem, engine's operator, place) of calls since the last time that wait for a race beside its kernel."""
+    def take_unserved(self) -> Iterator[Note]:
+        """(problem, engine's operator, place, generation) of calls since the last time that wait for a race beside it."""
         if self._unserved is not None:
             yield from self._unserved.take()
 

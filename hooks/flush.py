@@ -66,8 +66,8 @@ class Flusher:
     what was counted until now; an exception that ends it loses nothing.  environment: of a place (`cpu`, `cuda:0`);
     where it raises, the counts of that place are dropped.  session: a fresh snapshot for `gemmtuned status`.  tick:
     housekeeping, called before each flush.  compiled: yields (problem, kernel, place) of GEMMs that torch.compile has
-    turned into kernels since its last call.  unserved: yields (problem, engine's operator, place) of calls that wait
-    for a race beside the engine's kernel.  is_child: of a forked process.
+    turned into kernels since its last call.  unserved: yields (problem, engine's operator, place, generation of the
+    table) of calls that wait for a race beside the engine's kernel.  is_child: of a forked process.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Flusher:
         tick: Callable[[], None],
         keep: bool,
         compiled: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
-        unserved: Callable[[], Iterable[tuple[Problem, str, str]]] = tuple,
+        unserved: Callable[[], Iterable[tuple[Problem, str, str, int]]] = tuple,
         is_child: bool = False,
     ) -> None:
         self._settings, self._environment, self._session = settings, environment, session

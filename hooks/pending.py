@@ -7,7 +7,7 @@ outcome, phase or label) is due at once, and more calls of one that the store ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.problem import Problem
@@ -92,13 +92,13 @@ class Pending:
 
 
 class Notes:
-    """Notes on problems, (problem, name, place), until the store has them: kernels that torch.compile has made of them,
-    engines' operators that wait for a solution.
+    """Notes on problems, (problem, name, place and what else they say), until the store has them: kernels that
+    torch.compile has made of them, engines' operators that wait for a solution.
     """
 
-    def __init__(self, take: Callable[[], Iterable[tuple[Problem, str, str]]]) -> None:
+    def __init__(self, take: Callable[[], Iterable[tuple[Any, ...]]]) -> None:
         self._take = take  # yields those that came since its last call
-        self._notes: dict[tuple[Problem, str, str], None] = {}
+        self._notes: dict[tuple[Any, ...], None] = {}
 
     def __len__(self) -> int:
         return len(self._notes)
@@ -110,17 +110,16 @@ class Notes:
                 self._notes[note] = None
         return bool(self._notes)
 
-    def give(
-        self,
-        environment_of: Callable[[str], Environment | None],
-        put: Callable[[Environment, list[tuple[Problem, str]]], object],
-    ) -> None:
-        """Have `put` write all of it, place by place; those of a place without an environment are forgotten."""
-        for place in {note[2] for note in self._notes}:
-            environment = environment_of(place)
+    def give(self, environment_of: Callable[[str], Environment | None], put: Callable[..., object]) -> None:
+        """Have `put(environment, [(problem, name), ...], what else)` write all of it, for each place and what else.
+
+        Those of a place without an environment are forgotten.
+        """
+        for rest in {note[2:] for note in self._notes}:
+            environment = environment_of(rest[0])
             if environment is not None:
-                put(environment, [note[:2] for note in self._notes if note[2] == place])
-            self._notes = {note: None for note in self._notes if note[2] != place}
+                put(environment, [note[:2] for note in self._notes if note[2:] == rest], *rest[1:])
+            self._notes = {note: None for note in self._notes if note[2:] != rest}
 
 
 def sightings(counts: Counts) -> list[Sighting]:

@@ -1,7 +1,9 @@
 """Calls of engines' operators that a solution could serve, had it been raced beside the engine's own kernel.
 
 The native hook notes them with the counts, a bit for each operator.  The daemon is told once for each problem and
-operator with each table, since the next table may have such a solution.
+operator with each table, since the next table may have such a solution.  A call that was made before the table in use
+came says nothing of it: what that table has is asked first, and told with its generation, since the store may already
+have a solution that is not in use here.
 """
 
 from __future__ import annotations
@@ -12,38 +14,50 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.beside import BACKENDS, ENGINES, FIRST_OF_GOOD, OPERATORS, standing
 from gemmtuned.configs.problem import Problem
-from gemmtuned.hooks.dispatch import installed_version
+from gemmtuned.configs.solution import DEFAULT_BACKEND
+from gemmtuned.hooks.dispatch import Table, installed_version
 
 if TYPE_CHECKING:
     from gemmtuned.configs.sighting import Sighting
     from gemmtuned.configs.solution import Solution
 
 MOST: Final = 4096  # that are remembered
-_Note = tuple[Problem, str, str]
+Note = tuple[Problem, str, str, int]  # problem, engine's operator, place, generation of the table
 
 
 class Unserved:
-    """What was noted and not told yet: (problem, operator, place)."""
+    """What was noted and not told yet."""
 
     def __init__(self) -> None:
-        self._new: dict[_Note, None] = {}
+        self._new: dict[Note, None] = {}
         self._told: set[int] = set()  # hashes: the collector counts none of them
         self._generation = 0
 
-    def note(self, sighting: Sighting, generation: int) -> None:
-        """Note what a sighting says. generation: of the table in use."""
-        if generation != self._generation:
-            self._told, self._generation = set(), generation
-        for operator in (name for at, name in enumerate(OPERATORS, 1) if sighting.unserved >> at & 1):
-            one = sighting.problem, operator, sighting.place
+    def note(self, sighting: Sighting, table: Table) -> None:
+        """Note what a sighting says. table: that in use."""
+        if table.generation != self._generation:
+            self._told, self._generation = set(), table.generation
+        for at, operator in enumerate(OPERATORS, 1):
+            if not sighting.unserved >> at & 1:
+                continue
+            one = sighting.problem, operator, sighting.place, table.generation
             if len(self._told) < MOST and hash(one) not in self._told:
                 self._told.add(hash(one))
-                self._new[one] = None
+                if _waits(at, sighting, table):
+                    self._new[one] = None
 
-    def take(self) -> Iterator[_Note]:
+    def take(self) -> Iterator[Note]:
         """What came since the last time."""
         while self._new:
             yield self._new.popitem()[0]
+
+
+def _waits(number: int, sighting: Sighting, table: Table) -> bool:
+    """Whether the operator with this number finds a solution here that may neither serve it nor says that it need not."""
+    solution = table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)[1]
+    if solution is None or solution.backend == DEFAULT_BACKEND:
+        return False
+    return not engines_of(solution) & (1 << number | 1 << FIRST_OF_GOOD + number)
 
 
 def engines_of(solution: Solution) -> int:

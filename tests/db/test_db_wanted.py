@@ -53,6 +53,16 @@ def test_what_programs_want_is_kept_by_operator_until_another_solution_comes(sto
     assert unraced(store) == {str(ONE): SGLANG}
 
 
+def test_what_is_told_of_an_older_table_says_nothing_of_a_newer_solution(store: Store) -> None:
+    """The daemon has raced it again, and the program has not taken that up yet."""
+    older = store.solutions.generation()
+    store.solutions.install(None, [found(ONE, beside=BOTH)], environment=NEW, now_s=T + 1)
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS), (TWO, CUTLASS)], older, now_s=T + 2)
+    assert unraced(store) == {str(TWO): CUTLASS}
+    store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], store.solutions.generation(), now_s=T + 3)
+    assert unraced(store) == {str(ONE): CUTLASS, str(TWO): CUTLASS}
+
+
 def test_a_daemon_that_has_the_kernel_races_the_solution_again_and_another_does_not(store: Store) -> None:
     store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T)
     assert again(store, NEW) == ""
