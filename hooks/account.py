@@ -96,7 +96,7 @@ class Account:
         self._unserved.note(sighting, self._tables.table)
 
     def take_unserved(self) -> Iterator[Note]:
-        """(problem, engine's operator, place, generation) of calls since the last time that wait for a race beside it."""
+        """(problem, engine's operator, place, generation): calls since the last time that wait for a race beside it."""
         if self._unserved is not None:
             yield from self._unserved.take()
 

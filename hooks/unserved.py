@@ -53,7 +53,7 @@ class Unserved:
 
 
 def _waits(number: int, sighting: Sighting, table: Table) -> bool:
-    """Whether the operator with this number finds a solution here that may neither serve it nor says that it need not."""
+    """Whether the operator with this number finds a solution here that may not serve it, and that it might lose to."""
     solution = table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)[1]
     if solution is None or solution.backend == DEFAULT_BACKEND:
         return False

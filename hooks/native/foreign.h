@@ -182,7 +182,8 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   const bool is_plain = w.defined() && w.dim() == 2 && x.dim() == 2 && scale_x.defined() && scale_w.defined() &&
                         (y.defined() || argument(f.out).isInt());
   const Tensor turned = is_plain && f.form == SCALED_NK ? turned_round(w) : Tensor();
-  const Tensor of_turned = turned.defined() && scale_w.dim() == 2 ? scale_w.t() : Tensor();  // by rows of K, as b
+  const Tensor of_turned =
+      turned.defined() && scale_w.dim() == 2 ? turned_round(scale_w) : Tensor();  // by rows of K, as b
   const Tensor& b = turned.defined() ? turned : w;
   const auto describe_plain = [&] {
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());

@@ -61,6 +61,29 @@ def test_a_mode_sees_nothing_of_what_we_do_inside_of_a_kernel(home: Home) -> Non
     assert routed == {name: [[], ["exact"]] for name in (*FORMS, "bmm")}
 
 
+def test_a_mode_sees_nothing_of_what_we_look_at_of_an_engines_operator(home: Home) -> None:
+    """One that has W and its scales by rows."""
+    said = home.run(
+        PROGRAM
+        + """
+    from gemmtuned.hooks.engine_operators import OPERATORS
+    vllm = torch.library.Library("vllm", "DEF")
+    vllm.define("fp8_gemm_nt_op(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, "
+                "Tensor(a!) output, bool use_deep_gemm_e8m0) -> ()")
+    vllm.impl("fp8_gemm_nt_op", lambda *given: None, "CPU")
+    [one] = [operator for operator in OPERATORS if operator.name == "vllm::fp8_gemm_nt_op"]
+    stands = hook.native.stand_before(one.name, one.schema, one.arguments, one.code)
+    x8, w8 = (torch.zeros(rows, 256).to(torch.float8_e4m3fn) for rows in (4, 256))
+    sx, sw, out, seen = torch.ones(4, 2), torch.ones(2, 2), torch.zeros(4, 256, dtype=torch.bfloat16), []
+    with Seen():
+        torch.ops.vllm.fp8_gemm_nt_op.default.redispatch(keys, x8, sx, w8, sw, out, False)
+    print(json.dumps([stands, seen, [s.problem.scale for s in hook.native.drain()]]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    ).said
+    assert said == [["CPU vllm::fp8_gemm_nt_op"], [], ["1x128"]]
+
+
 def test_operands_that_torch_refuses_too_are_no_fault_of_a_route(home: Home) -> None:
     """Here a transform's wrapper, whose memory nobody may read.  What torch takes still tells of a broken route."""
     look = """
