@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -14,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from command_line import says
-from hooked import HERE, Home, publish, published
+from hooked import Home, publish, published
 
 from gemmtuned.configs import aiter_rows
 from gemmtuned.configs.aiter_csv import read_lines
@@ -234,6 +232,7 @@ OF_QUANTISED = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("many", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_the_whole_loop_from_a_count_to_a_verdict(home: Home, many: int) -> None:
     """What is counted is tuned in the foreground, and the next program is served what was found.
@@ -245,7 +244,7 @@ def test_the_whole_loop_from_a_count_to_a_verdict(home: Home, many: int) -> None
     before = home.run(QUANTISED, "0", str(WAITING), str(many)).said
     assert home.counts() == {(text, "miss"): 5 for text in (str(LAYER), *texts)}
     asked = [*([str(LAYER)] if many > 1 else []), *texts]
-    tuned = command(home, "tune", "--json", *asked)
+    tuned = says(home.path, "tune", "--json", *asked)
     assert "cannot be tuned" not in tuned.stdout + tuned.stderr
     verdicts = {row["problem"]: row.get("state", "") for row in json.loads(tuned.stdout)["rows"]}
     assert set(verdicts) == {*asked}, tuned.stderr  # that of two threads: put off where others use the CPU
@@ -264,13 +263,6 @@ def test_the_whole_loop_from_a_count_to_a_verdict(home: Home, many: int) -> None
     gains = json.loads(says(home.path, "gains", "--json").stdout)["rows"]
     assert {row["problem"] for row in gains} >= {text for text in texts if solved[text] == "published"}
     assert json.loads(says(home.path, "untuned", "--json").stdout)["states"]["untunable"] == 0
-
-
-def command(home: Home, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gemmtuned", *words], env=home.environment(), cwd=HERE, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
 
 
 def test_keys_are_those_of_the_call() -> None:
