@@ -809,12 +809,15 @@ def test_children_of_a_copy_of_multiprocessing_flush_at_their_end(home: Home, tm
         f"if __name__ == '__main__':\n    child = multiprocess.get_context('{how}').Process(target=work)\n"
         "    child.start(), child.join()\n    print(child.exitcode)\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "main.py")],
-        env=home.environment(GEMMTUNED_FLUSH_S="60", PYTHONPATH=str(tmp_path)),
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("0\n", "") and home.calls() == 1
+    env = {"GEMMTUNED_FLUSH_S": "60", "PYTHONPATH": str(tmp_path)}
+    if how == "fork":
+        done = home.run(f"import runpy; runpy.run_path({str(tmp_path / 'main.py')!r}, run_name='__main__')", **env)
+        said = done.out, done.err
+    else:  # it starts an interpreter, which looks for the file of `__main__`
+        words = [sys.executable, str(tmp_path / "main.py")]
+        fresh = subprocess.run(words, env=home.environment(**env), capture_output=True, text=True, timeout=60)
+        said = fresh.stdout, fresh.stderr
+    assert said == ("0\n", "") and home.calls() == 1
 
 
 def test_a_module_of_that_name_that_fails_when_it_is_asked_costs_a_child_nothing(home: Home) -> None:

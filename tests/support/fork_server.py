@@ -46,6 +46,7 @@ atexit.register(end_at_once)
 
 import torch  # noqa: E402  what it is all about
 
+import gemmtuned.configs.variables  # noqa: E402
 import gemmtuned.db.guest  # noqa: E402  what a program with the hook imports, by the time of its first flush
 import gemmtuned.hooks.activate  # noqa: E402
 import gemmtuned.hooks.native.library  # noqa: E402
