@@ -21,25 +21,9 @@
 // multiple of 16), GROUPS (of 64 tokens), HALVES, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO,
 // SHUFFLED (W lies in AITER's order), BIAS, NAME, CLUSTER, OF_ZERO and ITS_ZERO (its parameters, and what passes them on)
 // and, in place of OF_THIS_TYPE, `mma`, `pair_of` and `value`.
-// NVRTC compiles this without any header but its part. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them:
+// NVRTC compiles this without any header but its parts. PTX ISA 8.1; operands and sums lie as wgmma.mma_async wants them:
 // both operands K-major, rows of 128 bytes, swizzled by 128.
-#define TENSOR 0
-#define ROW 1
-#define BLOCK 2
-#define W_ROW 3
-typedef unsigned int u32;
-typedef unsigned long long u64;
-#if INT8  // what a sum is, and what four are together and in PTX
-typedef int Sum;
-typedef int4 FourSums;
-#define OF_SUM "r"
-#define FOUR_SUMS "v4.b32"
-#else
-typedef float Sum;
-typedef float4 FourSums;
-#define OF_SUM "f"
-#define FOUR_SUMS "v4.f32"
-#endif
+#include "scaled_sums.cuh"  // scaled_one_shot.py puts its text here
 
 constexpr int STEPS = (K + 127) / 128, MOST = (STEPS + PARTS - 1) / PARTS;  // in all; of a thread block, or one less
 constexpr int TAIL = K % 128;                                              // of K in the last step; 0 when it is whole

@@ -17,23 +17,7 @@
 // OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `mma`, `pair_of`, `value`.
 // NVRTC compiles this without any header but its parts. PTX ISA 8.3; operands and sums lie as wgmma.mma_async wants them:
 // both operands K-major, rows of 128 bytes, swizzled by 128.
-#define TENSOR 0
-#define ROW 1
-#define BLOCK 2
-#define W_ROW 3
-typedef unsigned int u32;
-typedef unsigned long long u64;
-#if INT8  // what a sum is, and what four are together and in PTX
-typedef int Sum;
-typedef int4 FourSums;
-#define OF_SUM "r"
-#define FOUR_SUMS "v4.b32"
-#else
-typedef float Sum;
-typedef float4 FourSums;
-#define OF_SUM "f"
-#define FOUR_SUMS "v4.f32"
-#endif
+#include "scaled_sums.cuh"  // scaled_tiles.py puts its text here
 
 constexpr int STEPS = (K + 127) / 128;
 constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;       // of a step
