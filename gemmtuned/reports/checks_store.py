@@ -16,7 +16,7 @@ from gemmtuned.db.handle import LONG_LOG_BYTES
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
 from gemmtuned.reports.render import several, size
 from gemmtuned.reports.silent_daemon import silence
-from gemmtuned.reports.unraced import UNRACED_FIX, unraced_notes
+from gemmtuned.reports.unraced import unraced_found
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths
 
 # Before it, a checkpoint that overlaps a write can lose commits ("WAL-reset bug", sqlite.org/wal.html)
@@ -163,7 +163,7 @@ def _programs(settings: Settings) -> Iterator[Check]:
         yield Check("programs", WARN, note)
     for paths in engine_paths(rows, since_us=since_us):
         yield Check("engines", WARN if paths.left or paths.unseen else PASS, str(paths))
-    for note in unraced_notes(queries.unraced(settings.db) if rows else ()):
-        yield Check("engines", WARN, note, UNRACED_FIX)
+    for found, fix in unraced_found(queries.unraced(settings.db) if rows else ()):
+        yield Check("engines", WARN if fix else PASS, found, fix)
     silent = sum(row["state"] in ("silent", "gone") for row in rows)
     yield Check("programs", PASS, f"live and well: {well}; killed, or without their database: {silent}")

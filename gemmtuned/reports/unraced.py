@@ -6,34 +6,58 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gemmtuned.configs.beside import ENGINES
+from gemmtuned.configs.beside import ENGINES, peers_of
 from gemmtuned.reports.render import Row, several
 
 UNRACED_FIX: Final = "run the daemon in the environment that the engine is installed in"
+_OLDER_FIX: Final = "run the daemon in the environment of the program"
 
 
 def unraced_notes(rows: Sequence[Row]) -> list[str]:
-    """One line for each operator; rows of the view `unraced`."""
-    problems = Counter(operator for row in rows for operator in row["operators"].split())
+    """One line for each operator and reason; rows of the view `unraced`."""
+    return [f"{found}. {_way_out(fix)}" if fix else found for found, fix in unraced_found(rows)]
+
+
+def unraced_found(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """The same as (what was found, how to mend it); the latter is "" where nothing is to be done."""
+    problems = Counter((operator, *_reason(operator, row)) for row in rows for operator in row["operators"].split())
     return [
-        f"{operator} runs its own kernel for {several(number, 'problem')} that {'has' if number == 1 else 'have'} a "
-        f"faster one than torch's: {'it was' if number == 1 else 'they were'} not raced beside {_whose(operator)}. "
-        "A daemon that runs where that is installed races them"
-        for operator, number in sorted(problems.items())
+        (
+            f"{operator} runs its own kernel for {several(number, 'problem')} that {'has' if number == 1 else 'have'} a "
+            f"faster one than torch's: {'it was' if number == 1 else 'they were'} {reason}",
+            fix,
+        )
+        for (operator, reason, fix), number in sorted(problems.items())
     ]
 
 
 def unraced_of(problem: str, rows: Iterable[Row]) -> list[str]:
     """The same of one problem."""
-    names = sorted({operator for row in rows if row["problem"] == problem for operator in row["operators"].split()})
+    found = {(op, *_reason(op, row)) for row in rows if row["problem"] == problem for op in row["operators"].split()}
     return [
-        f"{problem}: calls of {operator} run its own kernel, for the solution was not raced beside {_whose(operator)}: "
-        f"{UNRACED_FIX}"
-        for operator in names
+        f"{problem}: calls of {operator} run its own kernel, for the solution was {reason}" + (f": {fix}" if fix else "")
+        for operator, reason, fix in sorted(found)
     ]
 
 
-def _whose(operator: str) -> str:
-    """The package of an operator; another version may have reported one that this one does not know."""
+def _reason(operator: str, row: Row) -> tuple[str, str]:
+    """Beside what the solution was raced or not, and how to mend it.
+
+    Another version may have reported an operator that this one does not know.
+    """
     engine = ENGINES.get(operator)
-    return f"that of {engine.packages[0]}" if engine is not None else "its kernel"
+    if engine is None:
+        return "not raced beside its kernel", UNRACED_FIX
+    package, peers = engine.packages[0], peers_of(row["beside"])
+    here = [peers[name] for name in engine.backends if name in peers]
+    raced = sorted({peer.version for peer in here if peer.low is not None})
+    if raced:
+        return f"raced beside that of {package} {' and '.join(raced)}, and the program has another one", _OLDER_FIX
+    if here:
+        return f"raced where that of {package} {here[0].version} does not run this problem", ""
+    return f"not raced beside that of {package}", UNRACED_FIX
+
+
+def _way_out(fix: str) -> str:
+    where = "that is installed" if fix == UNRACED_FIX else "the program runs"
+    return f"A daemon that runs where {where} races them"

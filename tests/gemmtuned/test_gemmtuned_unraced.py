@@ -66,3 +66,34 @@ def test_explain_says_beside_what_a_solution_was_raced_and_whose_calls_it_does_n
 
     assert f"calls of {CUTLASS} run its own kernel, for the solution was not raced beside that of vllm" in said
     assert "run the daemon in the environment that the engine is installed in" in said
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason", "result", "fix"),
+    [
+        (
+            Peer("0.32.0", 1.25),
+            "raced beside that of vllm 0.32.0, and the program has another one",
+            "WARN",
+            "run the daemon in the environment of the program",
+        ),
+        (Peer("0.32.0", None), "raced where that of vllm 0.32.0 does not run this problem", "PASS", ""),
+    ],
+)
+def test_a_solution_that_was_raced_all_the_same_is_not_said_to_wait_for_another_race(
+    call: Cli, store: Store, peer: Peer, reason: str, result: str, fix: str
+) -> None:
+    """The program has an older version, or the kernel does not run the problem where the daemon is."""
+    store.solutions.install(
+        None, [solution(TUNED, beside=text_of({"vllm_cutlass": peer}))], environment=HERE, now_s=time.time()
+    )
+    store.sightings.add_wanted(HERE, [(TUNED, CUTLASS)], now_s=time.time())
+    store.close()
+
+    status, explained = (" ".join(call(*command).stdout.split()) for command in (("status",), ("explain", str(TUNED))))
+    assert f"a faster one than torch's: it was {reason}" in status and f"for the solution was {reason}" in explained
+    assert ("A daemon that runs where the program runs races them" in status) == bool(fix)
+    assert "that is installed" not in status and "engine is installed in" not in explained
+    checks = json.loads(call("doctor", "--quick", "--json").stdout)["checks"]
+    [found] = [row for row in checks if row["found"].startswith(CUTLASS)]
+    assert (found["result"], found["fix"] or "") == (result, fix) and reason in found["found"]
