@@ -128,6 +128,15 @@ def standing(operator: str, backend: str, beside: str, version: str | None) -> S
     return Standing(raced=True, won=True, why="")
 
 
+def is_outdated(beside: str, versions: Mapping[str, str]) -> bool:
+    """Whether a solution was raced with an older kernel than one of these. versions: by backend."""
+    return any(
+        peer.low is not None and _is_older(peer.version, versions[name])
+        for name, peer in peers_of(beside).items()
+        if name in versions
+    )
+
+
 def installed() -> dict[str, str]:
     """The version of its package by backend, for the engines that are installed here; imports nothing of them."""
     from importlib.metadata import version
@@ -135,8 +144,8 @@ def installed() -> dict[str, str]:
     found = {}
     for engine in ENGINES.values():
         for package in engine.packages:
-            with suppress(Exception):  # not there, or its metadata cannot be read
-                found.update(dict.fromkeys(engine.backends, version(package)))
+            with suppress(Exception):  # not there, or its metadata cannot be read; it may also say no version
+                found.update(dict.fromkeys(engine.backends, str(version(package) or "")))
                 break
     return found
 

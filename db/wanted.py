@@ -2,6 +2,9 @@
 
 A program notes the operator with the problem (Sightings.add_wanted).  A daemon whose worker has that engine's kernel
 races the solution again, like one whose conditions have changed; it stays in use for torch's own product meanwhile.
+
+So does a daemon that has a newer version of an engine than a solution was raced beside.  Programs with that version are
+served by the solution meanwhile, and note nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gemmtuned.configs.beside import ENGINES
+from gemmtuned.configs.beside import BACKENDS, ENGINES, is_outdated
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.recheck import HERE
 from gemmtuned.db.rows import Part, stamps_here, us
@@ -30,6 +33,18 @@ _ANY: Final = f"""
 SELECT 1 FROM solution s JOIN device h ON h.id = s.device_id
 WHERE s.retired_generation IS NULL AND s.state != 'pinned' AND h.key = :device AND {_LACKS} LIMIT 1
 """  # noqa: S608
+# Live solutions that were raced beside one of :engines, and not in its version
+_OTHERWISE: Final = """
+SELECT s.id, s.beside FROM solution s JOIN device h ON h.id = s.device_id
+WHERE s.retired_generation IS NULL AND s.state != 'pinned' AND h.key = :device AND s.recheck IS NULL AND s.beside != ''
+    AND EXISTS (SELECT 1 FROM json_each(:engines) k
+        WHERE instr(s.beside, json_quote(json_extract(k.value, '$[1]')) || ':[')
+            AND instr(s.beside, json_extract(k.value, '$[2]')) = 0)
+"""
+_MARK_THESE: Final = f"""
+UPDATE solution AS s SET recheck = 'conditions'
+WHERE s.id IN (SELECT value FROM json_each(:ids)) AND s.recheck IS NULL AND {HERE}
+"""  # noqa: S608
 _NONE: Final = "[]"
 
 
@@ -41,23 +56,32 @@ class Wanted(Part):
 
         A search names every engine's kernel that is there, also those that do not run the problem: none is asked twice.
         """
-        engines = _engines(environment.stamps)
+        engines, device = _engines(environment.stamps), environment.device.key
 
         def work(conn: sqlite3.Connection) -> int:
             values: dict[str, Any] = {
                 "environment": self._rows.environment_id(conn, environment, us(now_s)), "engines": engines,
-                "stamps": stamps_here(environment),
+                "stamps": stamps_here(environment), "ids": json.dumps(_outdated(conn, device, environment.stamps)),
             }  # fmt: skip
-            return conn.execute(_MARK, values).rowcount
+            return sum(conn.execute(sql, values).rowcount for sql in (_MARK, _MARK_THESE))
 
-        return self._rows.write(work) if self.is_any(environment.device.key, environment.stamps) else 0
+        return self._rows.write(work) if self.is_any(device, environment.stamps) else 0
 
     def is_any(self, device: str, versions: Mapping[str, str]) -> bool:
         """Whether any solution for such a device waits for one of these backends. versions: by the backend's name."""
         values = {"device": device, "engines": _engines(versions)}
         if values["engines"] == _NONE:
             return False
-        return self._db.read(lambda conn: conn.execute(_ANY, values).fetchone() is not None)
+        return self._db.read(
+            lambda conn: conn.execute(_ANY, values).fetchone() is not None or bool(_outdated(conn, device, versions))
+        )
+
+
+def _outdated(conn: sqlite3.Connection, device: str, versions: Mapping[str, str]) -> list[int]:
+    """Ids of solutions for this device that were raced beside an older version of one of these backends."""
+    engines = {name: version for name, version in versions.items() if name in BACKENDS}
+    found = conn.execute(_OTHERWISE, {"device": device, "engines": _engines(engines)}).fetchall()
+    return [int(number) for number, beside in found if is_outdated(str(beside), engines)]
 
 
 def _engines(versions: Mapping[str, str]) -> str:

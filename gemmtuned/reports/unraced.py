@@ -23,8 +23,8 @@ def unraced_found(rows: Sequence[Row]) -> list[tuple[str, str]]:
     problems = Counter((operator, *_reason(operator, row)) for row in rows for operator in row["operators"].split())
     return [
         (
-            f"{operator} runs its own kernel for {several(number, 'problem')} that {'has' if number == 1 else 'have'} a "
-            f"faster one than torch's: {'it was' if number == 1 else 'they were'} {reason}",
+            f"{operator} runs its own kernel for {several(number, 'problem')} that {'has' if number == 1 else 'have'} "
+            f"a faster one than torch's: {'it was' if number == 1 else 'they were'} {reason}",
             fix,
         )
         for (operator, reason, fix), number in sorted(problems.items())
@@ -35,7 +35,8 @@ def unraced_of(problem: str, rows: Iterable[Row]) -> list[str]:
     """The same of one problem."""
     found = {(op, *_reason(op, row)) for row in rows if row["problem"] == problem for op in row["operators"].split()}
     return [
-        f"{problem}: calls of {operator} run its own kernel, for the solution was {reason}" + (f": {fix}" if fix else "")
+        f"{problem}: calls of {operator} run its own kernel, for the solution was {reason}"
+        + (f": {fix}" if fix else "")
         for operator, reason, fix in sorted(found)
     ]
 

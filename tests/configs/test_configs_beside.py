@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gemmtuned.configs import beside
-from gemmtuned.configs.beside import ENGINES, MAX_TEXT, MOST_ENGINES, Peer, checked, peers_of, shown, standing, text_of
+from gemmtuned.configs.beside import (
+    ENGINES,
+    MAX_TEXT,
+    MOST_ENGINES,
+    Peer,
+    checked,
+    installed,
+    is_outdated,
+    peers_of,
+    shown,
+    standing,
+    text_of,
+)
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
 from gemmtuned.kernels.backends import BACKENDS
@@ -113,3 +126,18 @@ def test_an_engines_own_kernel_that_has_won_is_run_as_the_engine_runs_it() -> No
         found = standing(CUTLASS, "vllm_cutlass", text, None)
         assert (found.raced, found.won) == (True, False)
     assert not standing("sgl_kernel::fp8_scaled_mm", "vllm_cutlass", "", None).raced
+
+
+def test_engines_here_are_known_by_backend_also_one_whose_metadata_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, facts in (("vllm", "Version: 0.32.0\n"), ("sgl_kernel", "")):
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\n{facts}")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = installed()
+    assert found["vllm_cutlass"] == found["vllm_deep_gemm"] == "0.32.0"
+    assert set(found) <= beside.BACKENDS and all(isinstance(version, str) for version in found.values())
+    assert not is_outdated(text_of({"sglang_fp8": Peer("0.4", 1.1)}), found)
+    assert is_outdated(text_of({"vllm_cutlass": Peer("0.31", 1.1)}), found)

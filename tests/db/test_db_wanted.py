@@ -79,6 +79,32 @@ def test_a_daemon_that_has_the_kernel_races_the_solution_again_and_another_does_
     assert again(store, newer, T + 300) == str(ONE)
 
 
+def test_a_daemon_with_a_newer_engine_races_again_what_was_raced_beside_an_older_one(store: Store) -> None:
+    """Programs with the newer one are served meanwhile, and so they tell of nothing that waits."""
+    store.solutions.install(None, [found(ONE, beside=BOTH)], environment=NEW, now_s=T + 1)
+    for others in ("0.32.0", "0.32.0+cu129", "0.31.9"):
+        assert again(store, replace(NEW, stamps={**NEW.stamps, **dict.fromkeys(VLLM, others)})) == ""
+    newer = dict.fromkeys(VLLM, "0.33.0")
+    assert store.wanted.is_any(NEW.device.key, newer) and not store.wanted.is_any("cpu-other", newer)
+    assert not store.wanted.is_any(NEW.device.key, {"sglang_fp8": "9"})
+
+    with_newer = replace(NEW, stamps={**NEW.stamps, **newer})
+    assert again(store, with_newer) == str(ONE)
+
+    beside = text_of({"vllm_cutlass": Peer("0.33.0", 1.1), "vllm_cutlass_blocks": Peer("0.33.0", None)})
+    store.solutions.install(None, [found(ONE, beside=beside)], environment=with_newer, now_s=T + 61)
+    assert again(store, with_newer, T + 200) == "" and again(store, WITH_VLLM, T + 300) == ""
+
+
+@pytest.mark.parametrize(("low", "waits"), [(1.1, True), (None, False)])
+def test_what_the_older_engine_did_not_run_is_raced_again_only_where_programs_call_it(
+    store: Store, low: float | None, waits: bool
+) -> None:
+    beside = text_of({"vllm_cutlass": Peer("0.32.0", low)})
+    store.solutions.install(None, [found(ONE, beside=beside)], environment=NEW, now_s=T + 1)
+    assert store.wanted.is_any(NEW.device.key, {"vllm_cutlass": "0.33.0"}) == waits
+
+
 def test_a_pinned_solution_and_one_that_is_not_asked_for_stay_as_they_are(store: Store) -> None:
     store.sightings.add_wanted(NEW, [(ONE, CUTLASS)], now_s=T)
     store.curation.pin([ONE], now_s=T)
