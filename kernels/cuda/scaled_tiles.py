@@ -62,6 +62,7 @@ _UNIT_BYTES: Final = 512  # of sums
 _MAP_BYTES: Final = 128
 _STRIDE: Final = "(u64)(apart + 15) / 16 * 16"
 _DIVIDES: Final = (12, 5)
+_MAKES_MAPS: Final = (12, 3)  # with PTX ISA 8.3
 _PRODUCTS_A_CYCLE: Final = 4096  # of 8 bits, of a multiprocessor
 _BYTES_A_CYCLE: Final = 128  # of its shared memory
 
@@ -247,7 +248,7 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
         check(problem)
     except CandidateFailed:
         return []
-    if problem.m < _LEAST_M:
+    if problem.m < _LEAST_M or _numbers(nvrtc.version()) < _MAKES_MAPS:
         return []
     found = []
     for config in _shapes():
@@ -295,8 +296,12 @@ def text_for(compiler: str) -> str:
     A map has strides in units of 16 bytes.  Compilers since CUDA 12.5 divide by them, others leave it to the source.
     """
     text = nvrtc.text_of(SOURCE)
-    in_bytes = tuple(map(int, compiler.split("."))) >= _DIVIDES if compiler else True
-    return text if in_bytes else text.replace(_STRIDE, _STRIDE.removesuffix(" * 16"))
+    return text if _numbers(compiler) >= _DIVIDES else text.replace(_STRIDE, _STRIDE.removesuffix(" * 16"))
+
+
+def _numbers(compiler: str | None) -> tuple[int, ...]:
+    """Of a version of NVRTC; without any, of one that everything is written for."""
+    return tuple(map(int, compiler.split("."))) if compiler else _DIVIDES
 
 
 KERNEL: Final = CudaKernel(

@@ -265,6 +265,14 @@ def test_strides_of_maps_are_divided_by_16_once(compiler: str, divides: bool) ->
     assert text.replace("/ 16 * 16)", "/ 16)") == kernel.text_for("12.4")
 
 
+@pytest.mark.parametrize(("compiler", "is_offered"), [("12.2", False), ("12.3", True), ("12.10", True), (None, True)])
+def test_it_is_not_offered_where_the_compiler_makes_no_maps(
+    monkeypatch: pytest.MonkeyPatch, compiler: str | None, is_offered: bool
+) -> None:
+    monkeypatch.setattr(nvrtc, "version", lambda: compiler)
+    assert bool(kernel.scored(problem(64, 4096, 7168), 132)) == is_offered
+
+
 def test_it_is_offered_for_scaled_products_of_many_tokens_of_its_architecture_alone() -> None:
     here = own_kernels.device("sm_90")
     for m, is_offered in ((32, False), (33, True), (2048, True), (16384, True), (16385, False)):
