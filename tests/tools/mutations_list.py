@@ -352,6 +352,20 @@ MUTATIONS: Final = (
         ("kernels/test_kernels_cuda_ptx.py::test_sums_are_right_and_nothing_else_is_read_or_written",),
     ),
     M(
+        "a slot of tiles is filled again before it is read",
+        "kernels/cuda/scaled_tiles_copies.cuh",
+        "wait_for(free + 8 * slot, phase);",
+        "if (i > mine.first) wait_for(free + 8 * slot, phase);",
+        ("kernels/test_kernels_cuda_scaled_tiles.py",),
+    ),
+    M(
+        "maps of tiles lie where other kernels count",
+        "kernels/cuda/scaled_tiles.py",
+        "partials_offset=COUNTERS_BYTES,",
+        "partials_offset=0,",
+        ("kernels/test_kernels_cuda_scaled_tiles.py::test_its_maps_lie_behind_what_others_expect_to_be_zero",),
+    ),
+    M(
         "zero points are added to sums and not taken off",
         "kernels/cuda/scaled_fragments.cu",
         "(u32)whole - f.less",
