@@ -237,7 +237,7 @@ def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) 
     said = run(
         ENGINE,
         STANDING,
-        f"    lost = {LOST}",
+        f"    lost, as_good = {LOST}, {AS_GOOD}",
         """
     problem = replace(problem, math_mode="reduced")
     hook.install()
@@ -250,12 +250,15 @@ def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) 
     torch.ops._C.cutlass_scaled_mm(out, gx8, gw8.t(), gsx, gsw.t(), None)
     cuda.fake_capture(0x5000, 0, 0, 0)
     stale = []
-    for engines in (0, lost):
-        record, code, launch = library(problem, *sizes, scale_x="row", scale_w="row", fast=True)
-        row = native.Row(problem, "exact", "graph", next(idents), code, "cuda:0", launch, (), engines=engines)
-        hook.load([row], 5 + engines)
+    from gemmtuned.hooks.dispatch import NATIVE_CODES
+    record, code, launch = library(problem, *sizes, scale_x="row", scale_w="row", fast=True)
+    raced = [native.Row(problem, "exact", "graph", next(idents), code, "cuda:0", launch, (), engines=engines)
+             for engines in (0, as_good, lost)]
+    torchs = native.Row(problem, "exact", "graph", next(idents), NATIVE_CODES["torch"], "cuda:0")
+    for generation, row in enumerate((*raced, torchs), 5):
+        hook.load([row], generation)
         stale.append(hook.stale_launches())
     print(json.dumps([stock, stale]))
     """,
     )
-    assert said == [[6], [0, 1]]
+    assert said == [[6], [0, 0, 1, 0]]

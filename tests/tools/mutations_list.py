@@ -405,8 +405,8 @@ MUTATIONS: Final = (
     M(
         "graphs are stale for an engine's calls that nothing may serve",
         "hooks/native/captures.h",
-        "return by != NOBODY && (",
-        "return by != NOBODY || (",
+        "(by != NOBODY && found.engines.lost(by))",
+        "(by != NOBODY || found.engines.lost(by))",
         ("hooks/test_hooks_fake_engines.py::test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve",),
     ),
     M(
