@@ -47,7 +47,8 @@ class Captures {
     if (found != captures_.end()) found->second.gone = true;
   }
 
-  // How many launches of graphs that live missed when they were captured, and would be served by what `look_up` finds now.
+  // How many launches of graphs that live missed when they were captured, and would now run another kernel: what `look_up`
+  // finds. Captured anew, those that stay with torch's or an engine's own would run that again.
   template <class LookUp>
   uint64_t stale(const LookUp& look_up) {
     std::lock_guard<std::mutex> hold(mutex_);
@@ -89,9 +90,8 @@ class Captures {
     int by;
   };
   static bool is_served(int by, const Found& found) {
-    if (found.outcome == MISS) return false;
-    if (by == 0 || found.route->code == STOCK) return true;
-    return by != NOBODY && (found.engines.lost(by) || found.engines.are_as_good(by));
+    if (found.outcome == MISS || found.route->code == STOCK) return false;  // the latter is what runs already
+    return by == 0 || (by != NOBODY && found.engines.lost(by));
   }
   struct Capture {
     std::vector<Entry> entries;
