@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import shutil
@@ -17,6 +18,7 @@ import caught_logs
 import pytest
 from cpu_times import CpuTimes, add
 from fake_cuda_build import KEPT
+from forked import COMPILER
 from hooked import HERE, ForkServer, Home
 from left_to_soak import COUNTS, counted
 from side_by_side import SideBySide
@@ -78,8 +80,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     session.config.add_cleanup(server.stop)
     yield
     if len(session.items) > MOST_WITHOUT_COMPILER:
-        import torch._dynamo
-        import torch._inductor.config
+        for name in (*COMPILER, "torch._inductor.config"):
+            importlib.import_module(name)
     torch.set_num_threads(threads)
 
 

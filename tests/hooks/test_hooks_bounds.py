@@ -204,7 +204,7 @@ def test_a_step_that_fails_keeps_no_other_from_its_turn(home: Home) -> None:
 
 
 def test_frozen_weights_of_a_subclass_that_refuses_our_operator_are_noted_as_changed(home: Home) -> None:
-    done = home.run(
+    done = home.compiling().run(
         """
         import json, torch, gemmtuned
         from hooked import wait_for

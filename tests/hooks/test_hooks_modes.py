@@ -55,7 +55,7 @@ def test_a_mode_sees_nothing_of_what_we_do_inside_of_a_kernel(home: Home) -> Non
     """
     home.path.mkdir()
     publish(home.path / "configs", [published(problem, backend) for problem, backend in FORMS.values()], 1)
-    off, counting, routed = home.run(PROGRAM + look, GEMMTUNED_FLUSH_S="1000").said
+    off, counting, routed = home.compiling().run(PROGRAM + look, GEMMTUNED_FLUSH_S="1000").said
 
     assert counting == off
     assert routed == {name: [[], ["exact"]] for name in (*FORMS, "bmm")}
@@ -101,7 +101,7 @@ def test_operands_that_torch_refuses_too_are_no_fault_of_a_route(home: Home) -> 
     """
     home.path.mkdir()
     publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
-    done = home.run(PROGRAM + look, GEMMTUNED_FLUSH_S="1000")
+    done = home.compiling().run(PROGRAM + look, GEMMTUNED_FLUSH_S="1000")
     (said,), outcomes = done.said
 
     assert said and outcomes == ["exact"]
@@ -110,7 +110,7 @@ def test_operands_that_torch_refuses_too_are_no_fault_of_a_route(home: Home) -> 
 
 def test_a_wrapper_without_data_is_asked_no_more_than_torch_asks_it(home: Home) -> None:
     """A subclass whose Python code tells its sizes, in code that keeps modes and subclasses out."""
-    done = home.run(
+    done = home.compiling().run(
         """
     import json, torch, gemmtuned
     asked = []
