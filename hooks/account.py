@@ -79,7 +79,7 @@ class Account:
         native, now = self._library.native, phase.current()
         for told in (native.drain(now) if native is not None else (), self.op_counts.drain()):
             for sighting in told:
-                if sighting.unserved:
+                if sighting.unserved and len(self._tables.table):  # replays say it whatever there is
                     self._note_unserved(sighting)
                 if self._selections is not None and self._settings.dispatch:
                     with suppress(CandidateFailed):  # an unknown device: nothing is selected there

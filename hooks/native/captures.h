@@ -66,7 +66,9 @@ class Captures {
       auto& [entries, replays, gone] = capture->second;
       for (Entry& e : entries) {
         if (e.seen == replays) continue;
-        out.push_back({e.key, {}, 0, 0, 0});
+        // of the table in use only who reads this knows whether that has a solution which may not serve it
+        const uint64_t unserved = e.outcome == MISS && e.by > 0 ? uint64_t{1} << e.by : 0;
+        out.push_back({e.key, {}, 0, 0, unserved});
         out.back().calls[e.outcome] = (replays - e.seen) * e.launches;
         e.seen = replays;
       }

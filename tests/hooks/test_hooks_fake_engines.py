@@ -262,3 +262,45 @@ def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) 
     """,
     )
     assert said == [[6], [0, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("engines", [0, LOST])
+def test_replays_of_an_engines_calls_that_no_solution_served_say_so(run: Any, engines: int) -> None:
+    """Captured before there was any, they are not called again.  What is served, or cannot be, waits for none."""
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    engines = {engines}",
+        """
+    problem = replace(problem, math_mode="reduced")
+    hook.install()
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    stand("_C::cutlass_scaled_mm")
+    out, of_another_type = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16), torch.ones(8))
+    fake.fake_stream(0x5000)
+
+    def capture(number, *biases):
+        cuda.fake_capture(0x5000, number, 1, 0x9000 + number)
+        hook.capture_begun(0)
+        for bias in biases:
+            torch.ops._C.cutlass_scaled_mm(out, gx8, gw8.t(), gsx, gsw.t(), bias)
+        cuda.fake_capture(0x5000, 0, 0, 0)
+        seen = [told()]
+        hook.graph_replayed(number, 3)
+        return [*seen, told()]
+
+    before = capture(1, None, of_another_type)
+    record, code, launch = library(problem, *sizes, scale_x="row", scale_w="row", fast=True)
+    row = native.Row(problem, "exact", "graph", next(idents), code, "cuda:0", launch, (), engines=engines)
+    hook.load([row], 5)
+    hook.graph_replayed(1, 2)
+    print(json.dumps([before, told(), capture(2, None)]))
+    """,
+    )
+    misses = ["miss 3", "miss 3"]
+    assert said[0] == [[["miss 1", "miss 1"], 0], [misses, LOST]]
+    assert said[1] == [["miss 2", "miss 2"], LOST]
+    if engines:
+        assert said[2] == [[["exact 1"], 0], [["exact 3"], 0]]
+    else:
+        assert said[2] == [[["miss 1"], LOST], [["miss 3"], LOST]]
