@@ -63,7 +63,7 @@ _ANY_VERSION: Final = "999999"  # of an engine: theirs is not known here, and a 
 _LACKS_WANTED: Final = """
 SELECT d.problem_id, d.environment_id, s.backend, s.beside FROM demand d JOIN solution s ON s.id = d.solution_id
 JOIN problem p ON p.id = d.problem_id JOIN environment e ON e.id = d.environment_id
-WHERE p.rest = :rest AND p.m = :m AND e.key = :key
+WHERE p.rest = :rest AND p.m = :m AND e.key = :key AND s.state != 'default_best' -- nothing better than theirs is known
     AND (d.wanted_of IS NOT d.solution_id OR NOT instr(' ' || d.wanted || ' ', ' ' || :operator || ' '))
 """
 _REMEMBER: Final = """

@@ -127,6 +127,11 @@ def test_engines_operators_that_wait_in_programs_of_others_are_known(two: Two) -
     [row] = queries.unraced(two.ours.path, since_s=1e9)
     assert row["operators"] == "sgl_kernel::fp8_scaled_mm"
 
+    two.ours.solutions.install(None, [found(one, state="default_best", backend="torch")], environment=NEW, now_s=T + 4)
+    two.theirs.sightings.add("theirs", NEW, [saw(one)], now_s=T + 5)
+    two.take(T + 6)  # theirs is the fastest that is known
+    assert queries.unraced(two.ours.path, since_s=1e9) == []
+
 
 def test_an_operator_that_a_file_names_a_thousand_times_is_looked_up_once(
     two: Two, monkeypatch: pytest.MonkeyPatch

@@ -423,4 +423,27 @@ MUTATIONS: Final = (
         ")",
         ("db/test_db_wanted.py::test_a_daemon_that_has_the_kernel_races_the_solution_again_and_another_does_not",),
     ),
+    M(
+        "a winner whose result is wrong beside an engine's kernel is published",
+        "daemon/child/engines.py",
+        "raise _WinnerWrong from err",
+        "return None",
+        (
+            "daemon/test_daemon_search.py::test_a_winner_whose_result_is_wrong_beside_an_engines_kernel_is_not_published",
+        ),
+    ),
+    M(
+        "calls of before a table are told of what it has",
+        "hooks/unserved.py",
+        "if _waits(at, sighting, table):",
+        "if at:",
+        ("hooks/test_hooks_unserved.py::test_calls_before_a_table_came_are_not_told_of_what_it_has",),
+    ),
+    M(
+        "a newer version of an engine has nothing raced again",
+        "configs/beside.py",
+        "peer.low is not None and _is_older(peer.version, versions[name])",
+        "peer.low is None",
+        ("db/test_db_wanted.py::test_a_daemon_with_a_newer_engine_races_again_what_was_raced_beside_an_older_one",),
+    ),
 )
