@@ -238,5 +238,4 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
     }
   }
   if (PARTS > 1 && (group == MATH || blockIdx.x / BLOCKS >= mine.tiles)) cluster_meets();  // the one before sums are sent
-  if (BLOCKS > 1) cluster_meets();  // nobody leaves while others tell it something
 }

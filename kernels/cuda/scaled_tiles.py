@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, KernelLaunch
+from gemmtuned.configs.launch import PORTABLE_CLUSTER, Axis, Condition, KernelLaunch
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.arch import filled, shared_limit
 from gemmtuned.kernels.cuda import nvrtc, scaled
@@ -162,8 +162,11 @@ class ScaledTiles:
             shared=self.shared, threads=128 * (self.multiplying + 1), cluster=self.cluster,
             grid=(Axis("", self.clusters), Axis("", 1), Axis("", 1)),
             arguments=(*of, "partials"),
-            conditions=scaled.conditions(
-                self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token, zero=self.zero
+            conditions=(
+                *scaled.conditions(
+                    self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token, zero=self.zero
+                ),
+                *(Condition(f"{name}.stride0", ">=", self.k) for name in ("x", "w")),  # maps have no rows over others
             ),
             partials_offset=COUNTERS_BYTES,
             workspace_bytes=COUNTERS_BYTES + self.clusters * self.cluster * 2 * _MAP_BYTES,

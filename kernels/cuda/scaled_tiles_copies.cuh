@@ -49,6 +49,12 @@ __device__ __forceinline__ void each_step(const Work& mine, u32 free, u32 loaded
       if (++slot == DEPTH) slot = 0, phase ^= 1;
     }
   }
+  // All that others tell this thread block is there before it leaves.
+#pragma unroll 1
+  for (int i = 0; i < DEPTH; i++) {
+    wait_for(free + 8 * slot, phase);
+    if (++slot == DEPTH) slot = 0, phase ^= 1;
+  }
 }
 // One warp: the map of a matrix of bytes [rows, K], rows `apart`, for boxes of `box` rows by 128, made in shared memory and
 // written to global memory, where the accelerator reads it. (PTX ISA, tensormap.replace; rank and strides as there.)

@@ -244,6 +244,9 @@ def test_its_launch_is_a_record_that_refuses_scales_of_another_kind(kind: tuple[
         "more rows than it was chosen for"
     )
     assert not holds(one.launch.checked, own | {"x": torch.zeros(70, 648).to(x.dtype)[:, 8:]}), "not aligned to 16"
+    for name, t in (("x", x), ("w", w)):
+        assert not holds(one.launch.checked, own | {name: t[:1].expand(t.shape)}), f"rows of {name} over others"
+        assert not holds(one.launch.checked, own | {name: t.as_strided(t.shape, (624, 1))}), f"rows of {name} overlap"
 
 
 def test_its_maps_lie_behind_what_others_expect_to_be_zero() -> None:

@@ -152,7 +152,12 @@ RING = {
 MEETING = "cluster_meets();\n        send("
 CLUSTER = {
     "does not meet at first": (SHARED_W, "  cluster_meets();\n\n  if (group", "  if (group", "set up|not begun"),
-    "does not meet at the end": (SHARED_W, "if (BLOCKS > 1) cluster_meets();", "", "leaves while|has ended"),
+    "leaves before the others have told": (
+        SHARED_W,
+        "i < DEPTH; i++) {\n    wait_for(free",
+        "i < 0; i++) {\n    wait_for(free",
+        "leaves while|has ended",
+    ),
     "meets without the copies": (PARTS, "group == MATH || blockIdx.x", "blockIdx.x", "for ever|ended|leaves"),
     "adds sums of another part": (THREE_PARTS, "(part * EACH + unit - owner * EACH)", "(part * EACH)", "off|read"),
     "adds other steps": (PARTS, "(me.part() + 1) * STEPS / PARTS", "(me.part() + 1) * STEPS / PARTS - 1", "off"),
@@ -160,7 +165,7 @@ CLUSTER = {
         PARTS,
         "units * (PARTS - 1) * UNIT_BYTES",
         "units * (PARTS - 2) * UNIT_BYTES",
-        "without a barrier|still read",
+        "without a barrier|still read|has ended",
     ),
     "expects more threads": (PARTS, "expect(all_sums, 1 + MATH", "expect(all_sums, 2 + MATH", "for ever"),
     "does not wait for sums": (PARTS, "wait_for_cluster(all_sums, 0);", "", "without a barrier|far off"),
