@@ -213,8 +213,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     }
     if (!g_captures_graphs.exchange(true, std::memory_order_relaxed)) g_epoch.fetch_add(1);  // for before_captures
     try {
-      const int by = flags & ROUTABLE ? flags >> kEngineShift : Captures::NOBODY;
-      g_captures.add(Device::capture_id(slots.x()), key, seen, by);
+      g_captures.add(Device::capture_id(slots.x()), key, seen, flags & ROUTABLE ? engine : Captures::NOBODY);
     } catch (...) {  // its replays are not counted; the call has been made
     }
   };

@@ -114,8 +114,7 @@ class ScaledTiles:
     @property
     def tiles(self) -> int:
         """Of clusters, that make up the result."""
-        across = -(-self.n // (self.rows * self.share_x))
-        return across * -(-self.m // (self.tokens * self.share_w))
+        return _tiles(self.m, self.n, self.rows, self.tokens, self.share_w, self.share_x)
 
     @property
     def turns(self) -> int:
@@ -255,13 +254,18 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
         return []
     found = []
     for config in _shapes():
-        cluster = config["share_w"] * config["share_x"] * config["parts"]
-        across = -(-problem.n // (config["rows"] * config["share_x"]))
-        tiles = across * -(-problem.m // (config["tokens"] * config["share_w"]))
+        share_w, share_x = config["share_w"], config["share_x"]
+        cluster = share_w * share_x * config["parts"]
+        tiles = _tiles(problem.m, problem.n, config["rows"], config["tokens"], share_w, share_x)
         one = _configured(problem, **config, clusters=min(tiles, max(filled(units, cluster) // cluster, 1)))
         if one is not None:
             found.append((estimate_us(one), config | {"clusters": one.clusters}))
     return sorted(found, key=lambda item: item[0])
+
+
+def _tiles(m: int, n: int, rows: int, tokens: int, share_w: int, share_x: int) -> int:
+    """Tiles of clusters, that make up the result."""
+    return -(-n // (rows * share_x)) * -(-m // (tokens * share_w))
 
 
 def _shapes() -> Iterator[dict[str, int]]:
