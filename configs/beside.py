@@ -49,6 +49,7 @@ ENGINES: Final[dict[str, Engine]] = {  # in this order they have numbers, from 1
     "sgl_kernel::fp8_scaled_mm": Engine(_SGLANG, ("sglang_fp8",)),
     "sgl_kernel::int8_scaled_mm": Engine(_SGLANG, ("sglang_int8",)),
     "sgl_kernel::fp8_blockwise_scaled_mm": Engine(_SGLANG, ("sglang_blocks",)),
+    "vllm::w8a8_triton_block_scaled_mm_func": Engine(_VLLM, ("vllm_triton_blocks",)),
 }
 OPERATORS: Final = tuple(ENGINES)
 BACKENDS: Final = frozenset(name for engine in ENGINES.values() for name in engine.backends)

@@ -54,7 +54,7 @@ from typing import Any, Final, NamedTuple
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS
 from gemmtuned.configs.launch_v1 import check_number, converted
-from gemmtuned.configs.operator_arguments import TEXT, Argument, check_arguments
+from gemmtuned.configs.operator_arguments import TEXT, Argument, read_arguments
 from gemmtuned.configs.problem import MAX_DIM, SCALES, ZERO_POINTS, Problem
 
 VERSION: Final = 2
@@ -383,8 +383,7 @@ def _check_library(facts: dict[str, Any]) -> None:
 def _check_operator(facts: dict[str, Any]) -> None:
     if not facts["schema"].startswith(facts["operator"]):
         raise TableError(f"launch.schema is {facts['schema'][:80]!r}, expected that of {facts['operator']}")
-    check_arguments(facts["arguments"], OPERANDS)
-    facts["arguments"] = tuple(facts["arguments"])
+    facts["arguments"] = read_arguments(facts["arguments"], OPERANDS)
 
 
 _CHECKS: Final = {KernelLaunch: _check_kernel, LibraryLaunch: _check_library, OperatorLaunch: _check_operator}

@@ -33,6 +33,7 @@ class Operator:
     y to bias: names of its arguments, "" for those it has not.  y is the argument it writes into; "": it returns y.
     out: the argument with the result's type.  zero_x, sums_w: those by which zero points of X are subtracted.
     unless: a switch that has it do more than the product; where it is set, the call is left to the operator.
+    blocks: how many rows of W and how much of K have one scale; other than 128 by 128, its calls are opaque.
     form: `kn` for W [K, N] as torch's _scaled_mm takes it, `shuffled` for the same in AITER's order, `nk` for [N, K],
     `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
     the weight is quantised, `pairs` for [N, K / 2] of two numbers a byte, as X holds them.
@@ -51,6 +52,7 @@ class Operator:
     zero_x: str = ""
     sums_w: str = ""
     unless: str = ""
+    blocks: str = ""
     form: str = "opaque"
     routed: bool = False
     engine: int = 0
@@ -80,7 +82,7 @@ class Operator:
         """Positions among these names of arguments. Raises ValueError if one is not there."""
         asked = (
             self.y, self.x, self.w, self.scale_x, self.scale_w, self.bias, self.out, self.zero_x, self.sums_w,
-            self.unless,
+            self.unless, self.blocks,
         )  # fmt: skip
         return tuple(names.index(name) if name else -1 for name in asked)
 
@@ -109,7 +111,8 @@ def _vllm() -> tuple[Operator, ...]:
         Operator(
             schema="vllm::w8a8_triton_block_scaled_mm_func(Tensor qx, Tensor weight, Tensor x_scale, "
             "Tensor weight_scale, int[] block_size, int output_dtype) -> (Tensor)",
-            x="qx", w="weight", scale_x="x_scale", scale_w="weight_scale", out="output_dtype", form="nk",
+            x="qx", w="weight", scale_x="x_scale", scale_w="weight_scale", out="output_dtype", blocks="block_size",
+            form="nk", routed=True, engine=7,
         ),
         Operator(
             schema="vllm::dynamic_flashinfer_deepgemm_blockscale_gemm(Tensor input, Tensor weight, "

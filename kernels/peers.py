@@ -30,11 +30,21 @@ def may_sum_fast(p: Problem) -> bool:
     return p.math_mode == "reduced"
 
 
+def is_in_blocks(p: Problem) -> bool:
+    """Whether it has scales of blocks, however they lie."""
+    return is_scaled(p, FP8, (BLOCKS,)) and not p.bias
+
+
+def is_in_columns(p: Problem) -> bool:
+    """The same with scales of X that meet COLUMNS, and scales of W without gaps."""
+    return is_in_blocks(p) and (p.scale_layout.startswith("col") or p.m == 1) and p.wscale_layout == "row"
+
+
 def is_cutlass_blocks(p: Problem) -> bool:
     """Whether vLLM's CUTLASS kernel for blocks of scales runs it: the last block of N may be a part of one."""
-    return is_scaled(p, FP8, (BLOCKS,)) and not (p.bias or p.m % 4 or p.k % 128)
+    return is_in_columns(p) and not (p.m % 4 or p.k % 128)
 
 
 def is_deep_gemms(p: Problem) -> bool:
     """Whether DeepGEMM's product of blocks runs it."""
-    return is_scaled(p, FP8, (BLOCKS,)) and p.out_dtype == "bf16" and not (p.bias or p.k % 128 or p.n % 64)
+    return is_in_columns(p) and p.out_dtype == "bf16" and not (p.k % 128 or p.n % 64)

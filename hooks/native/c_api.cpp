@@ -148,8 +148,8 @@ int gt_stand_before(const char* name, const char* schema, const int8_t* argument
     const int8_t* const a = arguments;
     const auto kind = static_cast<uint8_t>(form & 15), code = static_cast<uint8_t>(family);
     const auto engine = static_cast<uint8_t>(form >> kEngineShift);
-    const ForeignFacts facts{a[0], a[1],  a[2], a[3], a[4], a[5], a[7], a[8], a[6], a[9], kind, (form & kRouted) != 0,
-                             code, engine};
+    const ForeignFacts facts{
+        a[0], a[1], a[2], a[3], a[4], a[5], a[7], a[8], a[6], a[9], a[10], kind, (form & kRouted) != 0, code, engine};
     int stands = stand_before<Cpu>(name, schema, facts) ? 1 : 0;
 #ifdef GEMMTUNED_CUDA
     if (g_cuda && stand_before<Cuda>(name, schema, facts)) stands |= 2;

@@ -31,6 +31,7 @@ struct ForeignFacts {  // numbers of arguments, -1: there is none
   int8_t y, x, w, scale_x, scale_w, bias, zero_x, sums_w;
   int8_t out;     // the result's ScalarType, where there is no y
   int8_t unless;  // true where the operator does more than the product: such a call is left to it
+  int8_t blocks;  // how many rows of W and how much of K have one scale
   uint8_t form;
   bool routed;     // a route may serve it: its product is one of torch's
   uint8_t family;  // the family of another package that declared the operator; 0: it is an engine's, or ours
@@ -186,6 +187,8 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       turned.defined() && scale_w.dim() == 2 ? turned_round(scale_w) : Tensor();  // by rows of K, as b
   const Tensor& b = turned.defined() ? turned : w;
   const auto describe_plain = [&] {
+    const c10::IValue& blocks = argument(f.blocks);  // numbers of scales do not tell those of 96 of K from ours
+    if (f.blocks >= 0 && !(blocks.isIntList() && blocks.toIntVector() == std::vector<int64_t>{128, 128})) return false;
     const auto out = y.defined() ? y.scalar_type() : static_cast<at::ScalarType>(argument(f.out).toInt());
     BothScales both = scales_by_number(x, b, scale_x, scale_w, f.form != SCALED_NK);
     if (f.sums_w >= 0) both = with_zero_points(both, x, b, scale_x, zero_x, sums_w);

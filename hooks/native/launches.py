@@ -28,7 +28,7 @@ from gemmtuned.kernels.cublaslt import COMPUTES, DATA_TYPES, SCALE_MODES
 
 _NO_SLOT: Final = len(SLOTS)
 _OPERAND: Final = 0  # ArgumentKind
-_AS_TORCH, _ALPHA, _BETA, _NOTHING, _INTEGER, _REAL, _TRUTH, _TEXT = 16, 32, 33, 34, 35, 36, 37, 38  # OperandKind
+_AS_TORCH, _ALPHA, _BETA, _NOTHING, _INTEGER, _REAL, _TRUTH, _TEXT, _INTEGERS = 16, *range(32, 40)  # OperandKind
 
 
 def conditions(given: Iterable[Condition], rank: int) -> list[Cond]:
@@ -84,6 +84,9 @@ def operator_call(record: OperatorLaunch) -> OperatorCall:
         call.kind[i] = _operand_kind(argument)
         if isinstance(argument, int):
             call.integer[i] = argument
+        elif isinstance(argument, tuple):
+            call.integer[i] = len(argument)
+            call.integers[i][: len(argument)] = argument
         elif isinstance(argument, float):
             call.real[i] = argument
         elif isinstance(argument, str) and argument.startswith(TEXT):
@@ -98,8 +101,8 @@ def _operand_kind(argument: Any) -> int:
         return _TEXT
     if isinstance(argument, str):
         return _slot(argument) + (_AS_TORCH if argument in TURNED else 0)
-    if argument is None:
-        return _NOTHING
+    if argument is None or isinstance(argument, tuple):
+        return _NOTHING if argument is None else _INTEGERS
     return _TRUTH if isinstance(argument, bool) else _INTEGER if isinstance(argument, int) else _REAL
 
 

@@ -41,7 +41,7 @@ CAPTURE: Final = 1
 DISPATCH: Final = 2
 INVARIANT: Final = 4
 _REASON_BYTES: Final = 500
-_PLACES: Final = 10  # of arguments, that gt_stand_before reads
+_PLACES: Final = 11  # of arguments, that gt_stand_before reads
 # Types of arrays, made once: each holds itself, and would be garbage that a program which looks for leaks finds.
 _Reason: Final = ctypes.c_char * _REASON_BYTES
 _Failures: Final = GtFailure * 64
@@ -203,7 +203,8 @@ class Native(OurThread):
         """Count an operator of another package; returns the names it is counted under: "CPU _C::onednn_mm".
 
         arguments: the positions of y, x, w, the scale of x, the scale of w, the bias and the result's type, then, where
-        there are any, of zero points of x, sums of w, and what keeps a route away where it is true; -1: none.
+        there are any, of zero points of x, sums of w, what keeps a route away where it is true, and what one scale of w
+        stands for; -1: none.
         form: of W, an index of hooks/foreign.FORMS.  family: code of another package's family (configs/key.py,
         family_code), whose calls are routed as well.  Raises NativeError if the schema differs; "" fits any.
         """

@@ -74,6 +74,7 @@ inline const char* mirrored_fields() {
       GEMMTUNED_FIELD(LtLaunch, w_turned),
       GEMMTUNED_FIELD(LtLaunch, fast),
       GEMMTUNED_FIELD(OperatorLaunch, integer),
+      GEMMTUNED_FIELD(OperatorLaunch, integers),
       GEMMTUNED_FIELD(OperatorLaunch, real),
       GEMMTUNED_FIELD(OperatorLaunch, kind),
       GEMMTUNED_FIELD(OperatorLaunch, count),

@@ -14,12 +14,14 @@ namespace gemmtuned {
 
 constexpr int kOperatorArguments = 16;
 constexpr int kOperatorText = 32;
+constexpr int kOperatorIntegers = 8;  // of a list
 // A Slot: that operand as the record has it, [N, K] for w; AS_TORCH: as torch takes it.
-enum OperandKind : uint8_t { AS_TORCH = 16, ALPHA = 32, BETA, NOTHING, INTEGER, REAL, TRUTH, TEXT };
+enum OperandKind : uint8_t { AS_TORCH = 16, ALPHA = 32, BETA, NOTHING, INTEGER, REAL, TRUTH, TEXT, INTEGERS };
 
 // What to call: an OperatorLaunch of configs/launch.py. Mirrored in hooks/native/launches.py.
 struct OperatorLaunch {
-  int64_t integer[kOperatorArguments];
+  int64_t integer[kOperatorArguments];  // of a list: how many there are
+  int64_t integers[kOperatorArguments][kOperatorIntegers];
   double real[kOperatorArguments];
   uint8_t kind[kOperatorArguments];
   uint8_t count;
@@ -64,6 +66,7 @@ class OperatorCall {
         case INTEGER: stack.emplace_back(facts_.integer[i]); break;
         case REAL: stack.emplace_back(facts_.real[i]); break;
         case TRUTH: stack.emplace_back(facts_.integer[i] != 0); break;
+        case INTEGERS: stack.emplace_back(list(i)); break;
         case TEXT: stack.emplace_back(std::string(facts_.text[i])); break;
         case NOTHING: stack.emplace_back(); break;
         default: push(stack, slots, static_cast<uint8_t>(kind & ~AS_TORCH), kind & AS_TORCH);
@@ -76,6 +79,12 @@ class OperatorCall {
   }
 
  private:
+  c10::List<int64_t> list(int i) const {
+    c10::List<int64_t> found;
+    for (int at = 0; at < facts_.integer[i]; ++at) found.push_back(facts_.integers[i][at]);
+    return found;
+  }
+
   static void push(torch::jit::Stack& stack, const Slots& slots, uint8_t slot, bool as_torch) {
     const at::Tensor* const t = slots.t[slot];
     const bool turned = (slot == SLOT_W || slot == SLOT_SCALE_W) && !as_torch;

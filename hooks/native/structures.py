@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_OPERATOR_ARGUMENTS, MAX_TEXT
+from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_INTEGERS, MAX_OPERATOR_ARGUMENTS, MAX_TEXT
 
 
 class Cond(ctypes.Structure):
@@ -59,7 +59,9 @@ class OperatorCall(ctypes.Structure):
     """How the native hook calls a registered operator: `OperatorLaunch` of operator_call.h."""
 
     _fields_ = (
-        ("integer", ctypes.c_int64 * MAX_OPERATOR_ARGUMENTS), ("real", ctypes.c_double * MAX_OPERATOR_ARGUMENTS),
+        ("integer", ctypes.c_int64 * MAX_OPERATOR_ARGUMENTS),
+        ("integers", ctypes.c_int64 * MAX_INTEGERS * MAX_OPERATOR_ARGUMENTS),
+        ("real", ctypes.c_double * MAX_OPERATOR_ARGUMENTS),
         ("kind", ctypes.c_uint8 * MAX_OPERATOR_ARGUMENTS), ("count", ctypes.c_uint8),
         ("text", ctypes.c_char * (MAX_TEXT + 1) * MAX_OPERATOR_ARGUMENTS),
         ("name", ctypes.c_char * 256), ("overload", ctypes.c_char * 128), ("schema", ctypes.c_char * 2048),

@@ -1,4 +1,4 @@
-"""vLLM's kernels for 8-bit linears, where vLLM is installed: its CUTLASS operator, and DeepGEMM as vLLM calls it.
+"""vLLM's kernels for 8-bit linears, where vLLM is installed: CUTLASS, DeepGEMM as vLLM calls it, and its Triton kernel.
 
 CUTLASS adds up as the tensor core does where scales are of rows or tensors (use_fast_accum), and blocks of 128 of K
 exactly (csrc/quantization/w8a8/cutlass).  Schemas as in vLLM 0.32; another schema is another candidate.
@@ -9,8 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.kernels.backends.torch_op import OperatorBackend
-from gemmtuned.kernels.peers import COLUMNS, FP8, INT8, is_cutlass_blocks, is_deep_gemms, is_scaled, may_sum_fast
+from gemmtuned.kernels.backends.torch_op import OUT_DTYPE, OperatorBackend
+from gemmtuned.kernels.peers import (
+    COLUMNS,
+    FP8,
+    INT8,
+    is_cutlass_blocks,
+    is_deep_gemms,
+    is_in_blocks,
+    is_scaled,
+    may_sum_fast,
+)
 
 
 def _cutlass(p: Problem) -> bool:
@@ -44,5 +53,11 @@ BACKENDS: Final = (
         imports=("vllm.model_executor.kernels.linear.scaled_mm.deep_gemm",), operator="vllm::fp8_gemm_nt_op",
         arguments=("x", "scale_x", "w", "scale_w", "y", False), suits=is_deep_gemms, conditions=(COLUMNS,),
         contiguous=("x", "w", "scale_w"), compiles=True,
+    ),
+    OperatorBackend(
+        name="vllm_triton_blocks", package="vllm", imports=("vllm.model_executor.kernels.linear.scaled_mm.triton",),
+        operator="vllm::w8a8_triton_block_scaled_mm_func",
+        arguments=("x", "w", "scale_x", "scale_w", (128, 128), OUT_DTYPE), suits=is_in_blocks, contiguous=("x",),
+        compiles=True,
     ),
 )  # fmt: skip

@@ -176,6 +176,24 @@ def test_an_operators_integer_is_one_of_64_bits(number: int) -> None:
     assert isinstance(record, OperatorLaunch) and operator_call(record).integer[1] == number
 
 
+@pytest.mark.parametrize(
+    "given", [[], [128, 128], list(range(8)), list(range(9)), [1.5], [True], ["x"], [[1]], [1 << 63]]
+)
+def test_an_operators_list_is_one_of_a_few_integers(given: list[Any]) -> None:
+    facts = {
+        "v": VERSION, "operator": "aten::mm", "schema": "aten::mm(Tensor self)", "arguments": ["x", given],
+        "conditions": [], "package": "torch", "version": "2.13.0",
+    }  # fmt: skip
+    if len(given) > 8 or given in ([1.5], [True], ["x"], [[1]], [1 << 63]):
+        with pytest.raises(TableError, match="arguments"):
+            read_launch(json.dumps(facts))
+        return
+    record = read_launch(json.dumps(facts))
+    assert isinstance(record, OperatorLaunch) and read_launch(record.text()) == record
+    call = operator_call(record)
+    assert [*call.integers[1]][: call.integer[1]] == given
+
+
 def test_the_record_of_the_docs_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs/extending.md").read_text()
     launch = read_launch(page.split("```json\n", 1)[1].split("```", 1)[0])

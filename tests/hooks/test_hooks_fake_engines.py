@@ -232,6 +232,60 @@ def test_an_engines_product_of_blocks_with_a_weight_by_rows_is_served(run: Any, 
     )
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_engines_triton_product_of_blocks_is_served_with_scales_by_rows(run: Any, lost: bool) -> None:
+    """Scales of X lie with those of one row side by side, as vLLM has them for it; other blocks are another product."""
+    number = 1 + OPERATORS.index("vllm::w8a8_triton_block_scaled_mm_func")
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    engines = {1 << number if lost else 0}",
+        """
+    from gemmtuned.kernels.cuda.scaled_fragments import scaled_fragments
+    x8 = torch.randint(-2, 3, (4, 256)).to(torch.float8_e4m3fn)
+    w8 = torch.randint(-2, 3, (8, 256)).to(torch.float8_e4m3fn)
+    sx, sw = torch.full((4, 2), 4.0), torch.full((8, 2), 0.5)[:1]  # the fake kernel reads one a row, of eight rows
+    right = (x8.float() @ w8.float().t() * 2).bfloat16()
+    problem = Problem(family="scaled", m=4, n=8, k=256, dtype="fp8_e4m3", out_dtype="bf16", scale="1x128",
+                      math_mode="reduced")
+    config = {"rows": 8, "tokens": 4, "parts": 1, "warps": 1, "ahead": 2, "resident": 1}
+    record = scaled_fragments(config, problem).launch
+    record = replace(record, arguments=record.arguments[:-2])  # how far scales are apart
+    served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2), engines=engines)
+
+    def func(qx: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, weight_scale: torch.Tensor,
+             block_size: list[int], output_dtype: torch.dtype) -> torch.Tensor:
+        stock.append(list(block_size))
+        return qx.new_empty(4, 8, dtype=output_dtype)
+
+    name = "w8a8_triton_block_scaled_mm_func"
+    vllm = torch.library.Library("vllm", "FRAGMENT")
+    vllm.define(name + torch.library.infer_schema(func, mutates_args=[]))
+    vllm.impl(name, func, "CUDA")
+    stand(f"vllm::{name}")
+    cuda.fake_shape(8, 256, 1.0)
+    given = to_gpu(x8, w8, sx, sw)
+    y = getattr(torch.ops.vllm, name)(*given, [128, 128], torch.bfloat16)
+    seen, launched = told(), calls("cuLaunchKernel")
+    facts = [y.dtype == torch.bfloat16, y.stride() == (8, 1), torch.equal(host(y), right)]
+    of_columns = given[2].t().contiguous().t()
+    getattr(torch.ops.vllm, name)(given[0], given[1], of_columns, given[3], [128, 128], torch.bfloat16)
+    columns = [str(s.problem) for s in hook.drain()]
+    getattr(torch.ops.vllm, name)(*given, [64, 256], torch.bfloat16)
+    opaque = [str(s.problem) for s in hook.drain()]
+    print(json.dumps([facts, seen, launched, stock, columns, opaque, hook.failures()]))
+    """,
+    )
+    block, other = [128, 128], [64, 256]
+    columns = ["scaled:fp8_e4m3>bf16:4x8x256,scale=1x128,scalelayout=col,math=reduced"]
+    opaque = ["fp8_e4m3>bf16:4x8x256,weight=packed,packing=opaque"]
+    assert said == (
+        [[True] * 3, [["exact 1"], 0], 1, [block, other], columns, opaque, []]
+        if lost
+        else [[True, True, False], [["miss 1"], 1 << number], 0, [block, block, other], columns, opaque, []]
+    )
+
+
 def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) -> None:
     """Captured anew they would run the engine's own kernel again."""
     said = run(

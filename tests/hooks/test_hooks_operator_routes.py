@@ -80,3 +80,32 @@ def test_an_operator_may_be_taken_back_while_threads_call(home: Home) -> None:
     for _ in range(3):
         done = home.run(PROGRAM.replace("{writes}", "True").replace("{end}", end.strip()))
         assert done.code == 0 and done.said[0] is True and done.said[2] == 0, done
+
+
+def test_an_operator_is_given_lists_of_integers(home: Home) -> None:
+    """As one that Python registered declares them, and as C++ does."""
+    code = """
+    import json, torch, gemmtuned
+    from importlib.metadata import version
+    from gemmtuned.configs.launch import OperatorLaunch
+    from gemmtuned.configs.problem import Problem
+    from hooked import publish, published, wait_for
+    from gemmtuned.hooks import activate
+
+    torch.set_num_threads(1)
+    library, calls = torch.library.Library("planted", "DEF"), []
+    library.define("listed(Tensor x, SymInt[] sizes, Tensor w, int[] none) -> Tensor")
+    library.impl("listed", lambda x, sizes, w, none: calls.append([sizes, none]) or x @ w.t(), "CPU")
+    problem = Problem.parse("fp32:4x8x16,threads=1")
+    record = OperatorLaunch(
+        operator="planted::listed", schema=str(torch.ops.planted.listed.default._schema),
+        arguments=("x", (128, -1 << 63), "w", ()), package="torch", version=version("torch"),
+    )
+    row = published(problem, "planted", stamp=version("torch"), launch=record.text())
+    publish(activate.current().settings.config_dir, [row], 1)
+    wait_for(lambda: gemmtuned.generation() == 1)
+    x, w = torch.ones(4, 16), torch.ones(8, 16)
+    y = torch.mm(x, w.t())
+    print(json.dumps([y.unique().tolist(), calls]))
+    """
+    assert home.run(code).said == [[16.0], [[[128, -1 << 63], []]]]

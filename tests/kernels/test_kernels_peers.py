@@ -55,7 +55,18 @@ PEERS = {  # backend -> (its distribution, problems that it runs, problems that 
     "vllm_deep_gemm": (
         "vllm",
         ("scaled:fp8_e4m3>bf16:{m}x192x256,scale=1x128,wscale=128x128,scalelayout=col",),
-        ("scaled:fp8_e4m3>fp16:8x320x384,scale=1x128,wscale=128x128,scalelayout=col",),
+        (
+            "scaled:fp8_e4m3>fp16:8x320x384,scale=1x128,wscale=128x128,scalelayout=col",
+            "scaled:fp8_e4m3>bf16:8x320x384,scale=1x128,wscale=128x128",  # torch would run it in its place
+        ),
+    ),
+    "vllm_triton_blocks": (
+        "vllm",
+        (
+            "scaled:fp8_e4m3>bf16:{m}x192x256,scale=1x128,wscale=128x128",
+            "scaled:fp8_e4m3>fp16:{m}x48x208,scale=1x128,wscale=128x128,scalelayout=col",
+        ),
+        ("scaled:fp8_e4m3>bf16:8x320x384+bias,scale=1x128,wscale=128x128", "scaled:fp8_e4m3>bf16:8x64x256,scale=row"),
     ),
     "sglang_fp8": (
         "sglang-kernel",
@@ -245,7 +256,7 @@ def test_libraries_that_compile_at_their_first_call_are_given_the_time_for_it() 
         Trials(Problem(m=8, n=8, k=8), starts.append).start(Candidate(name))
 
     slow = {start.candidate.backend for start in starts if start.note == MAY_COMPILE}
-    assert slow == {name for name in PEERS if "deep_gemm" in name or "flashinfer" in name}
+    assert slow == {name for name in PEERS if "deep_gemm" in name or "flashinfer" in name or "triton" in name}
 
 
 def test_a_backend_that_raises_when_it_is_asked_for_candidates_costs_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,18 +303,16 @@ def test_a_package_whose_import_meets_a_full_disk_is_no_candidate_that_lost(
 
 
 CRASHED = "import of vllm._custom_ops"
+LINEARS = "vllm.model_executor.kernels.linear.scaled_mm"
+MODULES = {f"{LINEARS}.deep_gemm": {"vllm_deep_gemm"}, f"{LINEARS}.triton": {"vllm_triton_blocks"}}
 
 
 @pytest.mark.parametrize(
     ("without", "ended", "imported"),
     [
-        ((), {}, {"vllm._custom_ops", "vllm.model_executor.kernels.linear.scaled_mm.deep_gemm"}),
-        (
-            (),
-            {CRASHED: "ended a worker: killed by SIGSEGV"},
-            {"vllm.model_executor.kernels.linear.scaled_mm.deep_gemm"},
-        ),
-        (("vllm_deep_gemm",), {}, {"vllm._custom_ops"}),
+        ((), {}, {"vllm._custom_ops", *MODULES}),
+        ((), {CRASHED: "ended a worker: killed by SIGSEGV"}, {*MODULES}),
+        (("vllm_deep_gemm",), {}, {"vllm._custom_ops", f"{LINEARS}.triton"}),
         (("vllm",), {}, set()),
     ],
 )
@@ -333,10 +342,10 @@ def test_what_is_left_out_of_a_package_is_not_imported_and_the_rest_is(
     assert done.code == 0, done.err
     there, said, ran = done.said
     names = {name for name, (package, *_) in PEERS.items() if package == "vllm"}
-    deep = {"vllm_deep_gemm"} if "vllm.model_executor.kernels.linear.scaled_mm.deep_gemm" in imported else set()
-    cutlass = names - {"vllm_deep_gemm"} if "vllm._custom_ops" in imported else set()
-    assert set(there) == deep | cutlass
-    assert said == dict.fromkeys(names - deep - cutlass, bool(without))
+    of_modules = {**MODULES, "vllm._custom_ops": names - set().union(*MODULES.values())}
+    expected = {name for module in imported for name in of_modules[module]}
+    assert set(there) == expected
+    assert said == dict.fromkeys(names - expected, bool(without))
     assert {piece.removeprefix("import of ") for piece in ran} == imported
 
 

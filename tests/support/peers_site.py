@@ -63,6 +63,20 @@ PACKAGES: Final = {
                 output.copy_(product(q_input, weight.t(), input_scale, weight_scale.t()))
             V.impl("fp8_gemm_nt_op", fp8_gemm_nt_op, "CPU")
             """,
+        "vllm/model_executor/kernels/linear/scaled_mm/triton.py": """
+            from vllm.product import *
+            V = Library("vllm", "FRAGMENT")
+            def w8a8_triton_block_scaled_mm_func(qx: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor,
+                                                 weight_scale: torch.Tensor, block_size: list[int],
+                                                 output_dtype: torch.dtype) -> torch.Tensor:
+                assert list(block_size) == [128, 128] and qx.is_contiguous()
+                assert (x_scale.shape, weight_scale.shape) == tuple(
+                    (-(-t.shape[0] // rows), -(-t.shape[1] // 128)) for t, rows in ((qx, 1), (weight, 128)))
+                return product(qx, weight.t(), x_scale, weight_scale.t()).to(output_dtype)
+            name = "w8a8_triton_block_scaled_mm_func"  # as vLLM's direct_register_custom_op has it
+            V.define(name + torch.library.infer_schema(w8a8_triton_block_scaled_mm_func, mutates_args=[]))
+            V.impl(name, w8a8_triton_block_scaled_mm_func, "CPU")
+            """,
     },
     "sglang-kernel": {
         "sgl_kernel/__init__.py": """
