@@ -1,10 +1,14 @@
-"""Whether the package was upgraded or removed while this daemon runs: then its workers cannot start as it expects.
+"""Whether packages were upgraded or removed while this daemon runs.
 
-The parent keeps in memory what it imported, each worker imports what lies on the disk now.
+The parent keeps in memory what it imported, each worker imports what lies on the disk now: of another gemmtuned it
+cannot start as the parent expects, of another torch it has another environment.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,3 +35,22 @@ def what_changed() -> str:
     if now == _AT_FIRST:
         return ""
     return f"gemmtuned was {'removed' if now is None else 'replaced'} under this daemon ({WORKER.parents[1]})"
+
+
+def packages() -> frozenset[str]:
+    """Names with versions of the packages that a process of this Python finds now, as folders of metadata have them."""
+    return frozenset[str]().union(*map(_metadata_in, sys.path))
+
+
+_listed: dict[str, tuple[int, frozenset[str]]] = {}  # by folder: when it was changed last, in ns, and what was there
+
+
+def _metadata_in(folder: str) -> frozenset[str]:
+    with suppress(OSError):  # an archive, or not there
+        changed_ns = Path(folder).stat().st_mtime_ns  # "" is the current one
+        if folder not in _listed or _listed[folder][0] != changed_ns:
+            with os.scandir(Path(folder)) as entries:
+                names = (entry.name for entry in entries if entry.name.endswith((".dist-info", ".egg-info")))
+                _listed[folder] = changed_ns, frozenset(names)
+        return _listed[folder][1]
+    return frozenset()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gemmtuned.configs.errors import WorkerFailed
+from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.device.attribution import GOING_S
 from gemmtuned.daemon.device.device_lock import Lock
 from gemmtuned.daemon.seats import installed
@@ -44,6 +45,7 @@ class Keeper:
         self._gone_s: float | None = None  # since when
         self._start = Timer(LONGEST_WAIT_S)
         self._needed_s = float("-inf")
+        self._packages = installed.packages()  # when the last one started
 
     @property
     def trouble(self) -> str:
@@ -58,6 +60,7 @@ class Keeper:
         if self.taken and not self._always:
             self._start.wait_until(now_s + TAKEN_S)
             return
+        self._packages = installed.packages()
         try:
             self.worker = self.make_worker(self._device_id)
         except WorkerFailed as err:
@@ -115,8 +118,16 @@ class Keeper:
         return True
 
     def retire(self, now_s: float, *, needed: bool) -> None:
-        """End a worker that nobody has needed for a while."""
+        """End a worker that nobody has needed for a while, or that has imported packages older than an upgrade."""
         if self.worker is None or needed or self._needed_s > now_s:
             self._needed_s = now_s
-        elif now_s - self._needed_s > RESTS_S and self.worker.environment is not None:
+        elif self.worker.environment is not None and (now_s - self._needed_s > RESTS_S or self._is_outdated()):
             self.end()
+
+    def known(self, environment: Environment | None) -> Environment | None:
+        """The environment of the last worker; None if the next one may have another, and has not said so yet."""
+        return None if self.worker is None and self._is_outdated() else environment
+
+    def _is_outdated(self) -> bool:
+        """Whether packages were installed, upgraded or removed since the last worker started."""
+        return installed.packages() != self._packages

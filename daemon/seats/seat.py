@@ -208,8 +208,8 @@ class Seat:
     def _prepare(self, now_s: float) -> bool:
         """Make one step towards a leased problem and a worker that knows its environment; True when both are there."""
         if self._job is None:
-            work = self._asking.lease(self.environment, now_s)
-            if work is not None:
+            self.environment = self.keeper.known(self.environment)
+            if (work := self._asking.lease(self.environment, now_s)) is not None:
                 self._job = self._job_of(work)
             elif self.environment is not None or self.out_of_work:
                 return False

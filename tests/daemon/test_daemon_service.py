@@ -404,6 +404,38 @@ def test_an_upgrade_under_a_running_daemon_gives_the_lease_back(world: World) ->
     assert world.left() == (1, 0, 0, 0)
 
 
+def test_after_an_upgrade_of_torch_a_resting_daemon_tunes_what_programs_call_then(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last worker had the old torch, and nothing waits for that: only what waits for the new one starts another."""
+    site = tmp_path / "site"
+    (site / "torch-1.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(site))
+    world.see(problem())
+    world.run(200)
+    world.see(problem(65), environment=NEWER)
+    world.run(200)
+    assert world.life.started == 1, "nothing has changed here: those are for a daemon elsewhere"
+
+    (site / "torch-1.dist-info").rename(site / "torch-2.dist-info")
+    world.life.environment = NEWER
+    world.run(200)
+    assert {(s.problem.n, s.stamp) for s in world.store.solutions.published()[1]} == {(64, "1"), (65, "2")}
+    assert world.life.started == 2
+
+
+def test_a_worker_of_before_an_upgrade_takes_no_further_problem(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has imported what is no longer there, and would import the rest from what is."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    world.see(problem(), problem(65), problem(66))
+    world.run(60, until=lambda: len(world.solved()) == 1)  # and the second has begun
+    (tmp_path / "engine-2.dist-info").mkdir()
+    world.run(60, until=lambda: len(world.solved()) == 3)
+    assert world.life.started == 2 and len(world.life.orders) == 3
+
+
 def test_a_result_that_was_wrong_in_a_program_is_withdrawn_and_published(world: World) -> None:
     world.see(problem())
     world.run(60)
