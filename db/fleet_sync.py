@@ -42,7 +42,9 @@ _FORGET_REFUSED: Final = """
 DELETE FROM fleet_result WHERE environment_id = ? AND state = 'refused' AND path NOT IN (SELECT value FROM json_each(?))
 """
 _COUNTS: Final = f"""
-SELECT {PROBLEM_COLUMNS}, d.calls, c.us, d.last_seen_us, d.solution_id IS NOT NULL AS covered,
+SELECT {PROBLEM_COLUMNS}, d.calls, c.us, d.last_seen_us,
+    CASE WHEN d.solution_id IS NULL THEN 0
+        WHEN c.waits THEN max(1.0 * (d.exact_calls + d.padded_calls) / max(d.calls, 1), 1e-9) ELSE 1 END AS covered,
     d.exact_calls + d.padded_calls AS hits,
     0.3 * c.us * d.recent / (1 << min(max(:day - d.recent_day, 0), 62)) AS worth
 FROM demand d JOIN problem p ON p.id = d.problem_id
@@ -308,7 +310,11 @@ class FleetSync(Part):
         return {(str(text), str(covers)): str(host) for text, covers, host in found}
 
     def counts(self, environment: Environment, *, now_s: float, limit: int) -> list[dict[str, Any]]:
-        """Problems called here, most expensive first: problem, calls, us a call, hits, covered, worth, last_seen_us."""
+        """Problems called here, most expensive first: problem, calls, us a call, hits, covered, worth, last_seen_us.
+
+        covered: the share of its calls, above 0 where there is a verdict at all: one that waits for a race beside an
+        engine's kernel is nothing to search on another host.
+        """
 
         def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:
             place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()

@@ -36,8 +36,9 @@ recent AS (
     FROM by_hour GROUP BY problem_id << 32 | environment_id{and_run}
 ),
 known AS MATERIALIZED (
-    SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AS covered,
-        c.solution_id IS NULL AND NOT d.tunable AS untunable,
+    SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned,
+        CASE WHEN c.solution_id IS NULL THEN 0 WHEN c.waits THEN t.calls - t.missed_calls ELSE t.calls END AS covered,
+        c.waits AND t.missed_calls > 0 AS unraced, c.solution_id IS NULL AND NOT d.tunable AS untunable,
         s.state IS NOT NULL AND s.state <> 'default_best' AS faster, coalesce(s.baseline_us / s.us, 1.0) AS gain
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
     LEFT JOIN solution s ON s.id = c.solution_id
@@ -45,17 +46,20 @@ known AS MATERIALIZED (
 )
 SELECT {columns},
     count(DISTINCT t.problem_id) AS problems,
-    count(DISTINCT CASE WHEN t.covered THEN t.problem_id END) AS tuned_problems,
+    count(DISTINCT CASE WHEN t.tuned THEN t.problem_id END) AS tuned_problems,
     sum(t.calls) AS calls, sum(t.exact_calls) AS exact_calls, sum(t.padded_calls) AS padded_calls,
     sum(t.missed_calls) AS missed_calls,
     sum(t.calls * p.flops) AS flops, sum(t.calls * t.us) AS time_us,
-    sum(t.calls * t.covered) AS covered_calls,
-    sum(t.calls * p.flops * t.covered) AS covered_flops,
-    sum(t.calls * t.us * t.covered) AS covered_time_us,
-    sum(t.calls * t.us * t.faster) AS faster_time_us, sum(t.calls * t.us / t.gain) AS now_time_us,
+    sum(t.covered) AS covered_calls,
+    sum(t.covered * p.flops) AS covered_flops,
+    sum(t.covered * t.us) AS covered_time_us,
+    sum(t.covered * t.us * t.faster) AS faster_time_us,
+    sum((t.calls - t.covered + t.covered / t.gain) * t.us) AS now_time_us,
     sum((t.exact_calls + t.padded_calls) * t.us * (1.0 - 1.0 / t.gain)) AS hit_saved_us,
     count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
     sum(t.calls * t.untunable) AS untunable_calls,
+    count(DISTINCT CASE WHEN t.unraced THEN t.problem_id END) AS unraced_problems,
+    sum(t.missed_calls * t.unraced) AS unraced_calls,
     sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
@@ -69,13 +73,15 @@ ORDER BY {weight} DESC
 """
 _COVERED_TIME: Final = """
 WITH by_hour AS (
-    SELECT hour, problem_id, environment_id, {sum}(calls) AS calls FROM {sightings}
-    WHERE hour >= :hour AND last_seen_us >= :since {each_hour}
+    SELECT hour, problem_id, environment_id, {sum}(calls) AS calls, {sum}(calls * (outcome <> 'miss')) AS hits
+    FROM {sightings} WHERE hour >= :hour AND last_seen_us >= :since {each_hour}
 ),
 recent AS (
-    SELECT problem_id, environment_id, sum(calls) AS calls FROM by_hour GROUP BY problem_id << 32 | environment_id
+    SELECT problem_id, environment_id, sum(calls) AS calls, sum(hits) AS hits
+    FROM by_hour GROUP BY problem_id << 32 | environment_id
 )
-SELECT total(t.calls * c.us * (c.solution_id IS NOT NULL)) AS covered_us, total(t.calls * c.us) AS time_us
+SELECT total(t.calls * c.us) AS time_us, total(c.us * CASE WHEN c.solution_id IS NULL THEN 0
+    WHEN c.waits THEN t.hits ELSE t.calls END) AS covered_us
 FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 """
 _FROZEN: Final = """
@@ -95,13 +101,13 @@ GROUP BY g.problem_id, g.environment_id, g.run_id ORDER BY calls DESC
 """
 _SERVED: Final = f"""
 WITH recent AS (
-    SELECT problem_id, environment_id, sum(calls) AS calls
+    SELECT problem_id, environment_id, outcome = 'miss' AS missed, sum(calls) AS calls
     FROM every_sighting WHERE hour >= :hour AND last_seen_us >= :since
         AND (:run IS NULL OR run_id IN (SELECT id FROM run WHERE name = :run))
-    GROUP BY problem_id, environment_id
+    GROUP BY problem_id, environment_id, missed
 ),
 known AS MATERIALIZED (
-    SELECT t.*, c.us, c.roofline_us, c.solution_id
+    SELECT t.*, c.us, c.roofline_us, CASE WHEN NOT (c.waits AND t.missed) THEN c.solution_id END AS solution_id
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
 )
 SELECT p.text AS problem, {PROBLEM}, h.key AS device, sum(t.calls) AS calls, sum(t.calls * t.us) AS time_us,
@@ -137,6 +143,7 @@ def coverage(
     Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems
     neither tuned nor timed, whose time is by their size alone; faster_time_us: of those that a kernel other than
     torch's own serves; now_time_us: with what serves them today; hit_saved_us: what that saves of the calls that hit.
+    Of a problem that waits for a race beside an engine's kernel (`unraced`) only the calls that hit are covered.
     Hours are counted whole: an hour is in when the window touches it and something was seen in it since.
     """
     if by not in _GROUPS:
@@ -168,6 +175,7 @@ def served(
 
     Columns: the problem's, device, calls, time_us (on stock torch); then of the solution that the look-up finds, for
     this M or for its bucket, and None where there is none: backend, config, covers, state, gain (over stock torch).
+    One that waits for a race beside an engine's kernel has a row for the calls that hit, and one for the others.
     """
     since = us((time.time() if now_s is None else now_s) - since_s)
     return ask(path, _SERVED, {"since": since, "hour": since // 3_600_000_000, "run": run})

@@ -11,13 +11,13 @@ from gemmtuned.db.rows import us
 
 _ANSWERED: Final = """
 WITH recent AS (
-    SELECT problem_id, environment_id, sum(calls) AS calls FROM every_sighting
-    WHERE hour >= :hour AND last_seen_us >= :since GROUP BY problem_id, environment_id
+    SELECT problem_id, environment_id, outcome = 'miss' AS missed, sum(calls) AS calls FROM every_sighting
+    WHERE hour >= :hour AND last_seen_us >= :since GROUP BY problem_id, environment_id, missed
 )
 SELECT CASE WHEN s.state IS NULL THEN 'none' WHEN s.state = 'default_best' THEN 'best' ELSE 'faster' END AS answer,
     total(t.calls * c.us) AS time_us
 FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
-LEFT JOIN solution s ON s.id = c.solution_id
+LEFT JOIN solution s ON s.id = c.solution_id AND NOT (c.waits AND t.missed)
 GROUP BY answer
 """
 _NEWEST: Final = """
@@ -31,7 +31,8 @@ WHERE s.retired_generation IS NULL ORDER BY s.generation DESC, s.id DESC LIMIT ?
 def answered(path: Path) -> dict[str, float]:
     """GEMM time in us on stock torch in the last 24 h, by what the look-up gives today.
 
-    faster: a kernel that is faster.  best: the verdict that torch's own is best.  none: no verdict.
+    faster: a kernel that is faster.  best: the verdict that torch's own is best.  none: no verdict,
+    or none for calls of an engine's operator, whose kernel runs.
     """
     since = us(time.time() - queries.DAY_S)
     found = queries.ask(path, _ANSWERED, {"since": since, "hour": since // 3_600_000_000})

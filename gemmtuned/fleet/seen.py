@@ -36,9 +36,9 @@ _OF_SOLUTION: Final = _FIGURE - {"problem", "found_by"}
 class Seen:
     """One environment of one host.
 
-    counts: of each problem its calls, microseconds a call, hits, whether it is covered, worth (microseconds a day) and
-    when it was called last.  figures: of each verdict in use there what it takes, what torch took, and found_by: the
-    host whose result was checked there, "" where it was searched there.
+    counts: of each problem its calls, microseconds a call, hits, which share of its calls is covered (true or false of
+    older versions), worth (microseconds a day) and when it was called last.  figures: of each verdict in use there what
+    it takes, what torch took, and found_by: the host whose result was checked there, "" where it was searched there.
     """
 
     host: str

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 def coverage(told: Iterable[Seen], by: str) -> list[Row]:
     """Sums over the counts by host, device, family or problem; most time first.
 
-    tuned_problems: those with a verdict on every host that calls them.
+    tuned_problems: those with a verdict for all calls on every host that makes them.
     """
     sums: dict[tuple[str, str], Row] = {}
     hosts: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -41,13 +41,13 @@ def coverage(told: Iterable[Seen], by: str) -> list[Row]:
             name = {"host": one.host, "device": device, "problem": count["problem"]}.get(by)
             key = name or Problem.parse(count["problem"]).family, "" if by == "device" else device
             row = sums.setdefault(key, {by: key[0], "device": device, **dict.fromkeys(_SUMMED, 0), "updated_us": 0})
-            time_us, covered = (count["worth"] or 0.0) / SAVED, bool(count["covered"])
+            time_us, covered = (count["worth"] or 0.0) / SAVED, float(count["covered"])
             _add(row, calls=count["calls"], hits=count["hits"], time_us=time_us)
             _add(row, covered_calls=covered * count["calls"], covered_time_us=covered * time_us)
             row["updated_us"] = max(row["updated_us"], one.updated_us)
             hosts[key].add(one.host)
             called[key].add((folder, count["problem"]))
-            if not covered:
+            if covered < 1:
                 waits[key].add((folder, count["problem"]))
     for key, row in sums.items():
         row.update(hosts=len(hosts[key]), problems=len(called[key]), tuned_problems=len(called[key] - waits[key]))

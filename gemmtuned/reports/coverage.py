@@ -12,6 +12,7 @@ from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, 
 
 WEIGHTS: Final = ("time", "calls", "flops")
 SHOWN: Final = 50  # rows, unless told otherwise
+_LEFT: Final = ("untunable", "unraced")  # why calls have no verdict that they are served by
 GROUPS: Final = ("family", "device", "run", "problem")
 # weight: (all of it, what is covered of it, how its amount is spelled, what it is called)
 _WEIGHED: Final = {
@@ -57,8 +58,7 @@ def report(
         "exact_calls": sum(row["exact_calls"] for row in rows),
         "padded_calls": sum(row["padded_calls"] for row in rows),
         "missed_calls": sum(row["missed_calls"] for row in rows),
-        "untunable_problems": sum(row.get("untunable_problems", 0) for row in rows),
-        "untunable_calls": sum(row.get("untunable_calls", 0) for row in rows),
+        **{f"{why}_{of}": sum(r.get(f"{why}_{of}", 0) for r in rows) for why in _LEFT for of in ("problems", "calls")},
         "estimated_share": share(sum(row["estimated_time_us"] for row in rows), sum(row["time_us"] for row in rows)),
     }
     notes += _of_runs(shown) if by == "run" else []
@@ -127,6 +127,12 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
         lines.append(
             f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
             f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which)"
+        )
+    if total["unraced_calls"]:
+        lines.append(
+            f"not covered: {several(total['unraced_calls'], 'call')} of "
+            f"{several(total['unraced_problems'], 'problem')} that an engine's own kernel ran, "
+            "beside which the solution was not raced (below)"
         )
     return lines
 

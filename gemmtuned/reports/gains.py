@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from gemmtuned.configs.beside import peers_of
 from gemmtuned.configs.moment import duration
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
 from gemmtuned.configs.spelling import SPELLED
@@ -57,7 +58,7 @@ def report(rows: Sequence[Row], *, every: bool, limit: int, now_us: int, unused:
     saved_us = sum(row["saved_us"] or 0 for row in rows)
     retired_us = sum(row["saved_us"] or 0 for row in rows if row["state"] not in LIVE_STATES)
     notes = [*_sums(saved_us, retired_us, live, faster, invariant)] if rows else []
-    notes += [*_invariant_notes(invariant), *_crowded_notes(crowded)]
+    notes += [*_invariant_notes(invariant), *_crowded_notes(crowded), *_beside_notes(shown)]
     if never and not unused:
         notes.append(f"{several(len(never), 'solution')} never looked up in a day or more: --unused lists them")
     notes += more(shown, ordered)
@@ -105,6 +106,19 @@ def _invariant_notes(invariant: Sequence[Row]) -> Iterator[str]:
         yield (
             f"{several(len(invariant), 'problem')} batch-invariant: chosen for the same bits at every M, at what that "
             "costs; the times are means over M from 1 to 256"
+        )
+
+
+def _beside_notes(shown: Sequence[Row]) -> Iterator[str]:
+    """Beside what `saved` is, where programs may have called an engine's operator."""
+    raced = [
+        r for r in shown if r["saved_us"] and any(p.low is not None for p in peers_of(r.get("beside") or "").values())
+    ]
+    if raced:
+        yield (
+            f"{several(len(raced), 'problem was', 'problems were')} raced beside engines' kernels, too: what was saved "
+            "is beside torch's own product; of a program that calls the engine's operator it is less, and nothing "
+            "where the engine's kernel is as good (gemmtuned explain)"
         )
 
 

@@ -24,6 +24,7 @@ from gemmtuned.reports import charts
 from gemmtuned.reports.layers import BEST, answer, by_size, gain_of_all
 from gemmtuned.reports.layers import layers as by_layer
 from gemmtuned.reports.render import clean, count, factor, percent
+from gemmtuned.reports.unraced import unraced_notes
 
 LAYERS: Final = 15
 PROBLEMS: Final = 200
@@ -46,6 +47,7 @@ class Data:
     untuned: Sequence[dict[str, Any]]
     compiled: Sequence[dict[str, Any]]
     frozen: Sequence[dict[str, Any]]
+    unraced: Sequence[dict[str, Any]]
     publications: Sequence[dict[str, Any]]
     timeline: Mapping[str, Sequence[Mapping[str, int]]]
     sessions: Sequence[dict[str, Any]]
@@ -64,6 +66,7 @@ def collect(database: Path, *, since_s: float, now_s: float) -> Data:
         untuned=queries.untuned(database, limit=WAITING + 1),
         compiled=queries.compiled(database, since_s=since_s),
         frozen=queries.frozen(database, since_s=since_s),
+        unraced=queries.unraced(database, since_s=since_s),
         publications=queries.publications(database, limit=20),
         timeline=timeline(database, slots=SLOTS, since_s=since_s, now_s=now_s),
         sessions=queries.sessions(database),
@@ -120,6 +123,7 @@ def _figures(data: Data) -> dict[str, Any]:
         "untuned_left": len(data.untuned) > WAITING,
         "compiled": len({row["problem"] for row in data.compiled}),
         "frozen": _by_run(data.frozen),
+        "unraced": unraced_notes(data.unraced),
         "untunable": (sum(r["untunable_problems"] for r in data.runs), sum(r["untunable_calls"] for r in data.runs)),
         "notes": dict(_notes(data.sessions)),
         "publications": data.publications,

@@ -220,7 +220,11 @@ size_t gt_drain(Record* out, size_t room, int anew) noexcept {
   return guarded(0, [&] {
     return g_drained.fetch(out, room, anew, [](std::vector<Record>& all) {
       g_counters.drain(all);
-      g_captures.drain(all);
+      ThreadCounters* const thread = this_thread();
+      g_captures.drain(all, [thread](const Problem& key) {
+        const bool may = thread && dispatching() && (!invariant() || key.flags & BATCH_INVARIANT);
+        return may ? look_up(*thread, key) : Found{};
+      });
     });
   });
 }

@@ -59,17 +59,21 @@ class Captures {
     return launches;
   }
 
-  // As Counters::drain.
-  void drain(std::vector<Record>& out) {
+  // As Counters::drain. A replay that runs what the table of now gives anyway, torch's own or an engine's, is a hit as the
+  // same call is outside of graphs, whatever there was when it was captured.
+  template <class LookUp>
+  void drain(std::vector<Record>& out, const LookUp& look_up) {
     std::lock_guard<std::mutex> hold(mutex_);
     for (auto capture = captures_.begin(); capture != captures_.end();) {
       auto& [entries, replays, gone] = capture->second;
       for (Entry& e : entries) {
         if (e.seen == replays) continue;
+        const Found found = e.outcome == MISS ? look_up(e.key) : Found{};
+        const Outcome outcome = is_what_runs(e.by, found) ? found.outcome : e.outcome;
         // of the table in use only who reads this knows whether that has a solution which may not serve it
-        const uint64_t unserved = e.outcome == MISS && e.by > 0 ? uint64_t{1} << e.by : 0;
+        const uint64_t unserved = outcome == MISS && e.by > 0 ? uint64_t{1} << e.by : 0;
         out.push_back({e.key, {}, 0, 0, unserved});
-        out.back().calls[e.outcome] = (replays - e.seen) * e.launches;
+        out.back().calls[outcome] = (replays - e.seen) * e.launches;
         e.seen = replays;
       }
       capture = gone ? captures_.erase(capture) : std::next(capture);
@@ -91,6 +95,10 @@ class Captures {
     uint64_t launches, seen;  // seen: replays that were drained
     int by;
   };
+  // Whether the answer to a launch of torch's or of an engine's own is to run that.
+  static bool is_what_runs(int by, const Found& found) {
+    return found.outcome != MISS && (found.route->code == STOCK || (by > 0 && found.engines.are_as_good(by)));
+  }
   static bool is_served(int by, const Found& found) {
     if (found.outcome == MISS || found.route->code == STOCK) return false;  // the latter is what runs already
     return by == 0 || (by != NOBODY && found.engines.lost(by));

@@ -26,6 +26,7 @@ from gemmtuned.db.store import Store
 _COVERAGE = [
     "problems", "tuned_problems", "calls", "exact_calls", "padded_calls", "missed_calls", "flops", "time_us",
     "covered_calls", "covered_flops", "covered_time_us", "covered_percent", "covered_calls_percent", "hit_percent",
+    "untunable_problems", "untunable_calls", "unraced_problems", "unraced_calls",
 ]  # fmt: skip
 PROMISED = {
     "coverage": ["family", "device", *_COVERAGE],
@@ -87,6 +88,7 @@ def test_the_views_of_coverage_say_what_the_questions_say(store: Store, labels: 
         store.sightings.add(run, NEW, batch, now_s=now - age * HOUR)
         store.sightings.add(run, OLD, batch[: 40 + age], now_s=now - age * HOUR)
     store.solutions.install(None, [found(problem(m)) for m in range(1, 20)], environment=NEW, now_s=now)
+    store.sightings.add_wanted(NEW, [(problem(m), "_C::cutlass_scaled_mm") for m in range(5, 25)], now_s=now)
 
     for view, by in (("coverage", "family"), ("coverage_by_run", "run"), ("coverage_by_problem", "problem")):
         theirs = queries.ask(store.path, f"SELECT * FROM {view}")

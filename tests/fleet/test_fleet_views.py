@@ -17,6 +17,8 @@ from fleets import Host, problem, running
 
 from gemmtuned.cli import build
 from gemmtuned.configs.settings import Settings
+from gemmtuned.fleet import views
+from gemmtuned.fleet.seen import Seen
 
 pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
 Ask = Callable[..., dict[str, Any]]
@@ -75,6 +77,21 @@ def test_coverage_by_host_device_family_and_problem(ask: Ask) -> None:
     ask("coverage", "--fleet", "--weight", "calls", "--fail-under", "90", code=1)
     ask("coverage", "--fleet", "--by", "run", code=2)
     ask("coverage", "--by", "host", code=2)
+
+
+def test_calls_that_wait_for_a_race_beside_an_engines_kernel_are_not_covered(hosts: list[Host]) -> None:
+    """Nor are they told to be searched on another host: there is a verdict."""
+    counts = [
+        {"problem": str(problem(at)), "calls": 100, "us": 1.0, "hits": 30, "covered": covered, "worth": 30.0,
+         "last_seen_us": 1}
+        for at, covered in enumerate((True, 0.3, 1e-9, 0))
+    ]  # fmt: skip
+    [environment] = hosts[0].store.hints.known_environments()
+    told = [Seen("one", 1, environment, counts, [])]
+    [row] = views.coverage(told, "family")
+    assert (row["tuned_problems"], row["problems"]) == (1, 4)
+    assert row["covered_calls"] == pytest.approx(130) and row["covered_time_us"] == pytest.approx(130)
+    assert [one["problem"] for one in views.untuned(told, ())] == [str(problem(3))]
 
 
 def test_what_waits_for_all_hosts_and_whether_somebody_tunes_it(ask: Ask, hosts: list[Host]) -> None:

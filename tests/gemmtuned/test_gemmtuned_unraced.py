@@ -11,6 +11,7 @@ from command_line import HERE, TUNED, Cli, solution
 
 from gemmtuned.configs.beside import Peer, text_of
 from gemmtuned.configs.sighting import Session, Sighting
+from gemmtuned.db import queries, watched
 from gemmtuned.db.store import Store
 
 CUTLASS = "_C::cutlass_scaled_mm"
@@ -66,6 +67,49 @@ def test_explain_says_beside_what_a_solution_was_raced_and_whose_calls_it_does_n
 
     assert f"calls of {CUTLASS} run its own kernel, for the solution was not raced beside that of vllm" in said
     assert "run the daemon in the environment that the engine is installed in" in said
+
+
+def test_only_what_hits_of_a_problem_that_waits_is_covered_and_faster(call: Cli, store: Store, tmp_path: Path) -> None:
+    """4 of 14 calls hit: those of torch's own. The solution takes half of torch's time."""
+    database, share = store.path, 4 / 14
+    before = json.loads(call("coverage", "--json").stdout)["total"]
+    assert before["covered_share"] == before["faster_share"] == 1.0 and before["gain"] == pytest.approx(2)
+
+    store.sightings.add_wanted(HERE, [(TUNED, CUTLASS)], now_s=time.time())
+    told = json.loads(call("coverage", "--json").stdout)
+    total, [row] = told["total"], told["rows"]
+    assert (row["tuned_problems"], row["covered_calls"], row["unraced_problems"], row["unraced_calls"]) == (0, 4, 1, 10)
+    assert total["covered_share"] == pytest.approx(share) == total["faster_share"] and total["best_share"] == 0
+    assert total["gain"] == pytest.approx(14 / (10 + 4 / 2))
+    assert "not covered: 10 calls of 1 problem that an engine's own kernel ran" in call("coverage").stdout
+    layers = json.loads(call("coverage", "--by", "layer", "--json").stdout)
+    assert layers["total"]["covered_share"] == pytest.approx(share) and layers["total"]["gain"] == total["gain"]
+    assert [row["calls"] for row in layers["rows"]] == [14] and layers["rows"][0]["none"] == pytest.approx(10 / 14)
+    assert json.loads(call("status", "--json").stdout)["covered_share"] == pytest.approx(share)
+    assert watched.answered(database) == pytest.approx({"faster": 400.0, "best": 0.0, "none": 1000.0})
+    answers = {row["outcome"]: row for row in queries.ask(database, "SELECT * FROM traffic")}
+    assert (answers["miss"]["answer"], answers["miss"]["now_us"], answers["miss"]["backend"]) == ("none", 1000, None)
+    assert (answers["exact"]["answer"], answers["exact"]["now_us"]) == ("faster", 200)
+    [count] = store.fleet_sync.counts(HERE, now_s=time.time(), limit=10)
+    assert count["covered"] == pytest.approx(share)
+    call("report", "-o", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "no verdict yet" in page and f"{CUTLASS} runs its own kernel for 1 problem" in page
+
+    store.solutions.install(None, [solution(TUNED, beside=BESIDE)], environment=HERE, now_s=time.time())
+    assert json.loads(call("coverage", "--json").stdout)["total"]["covered_share"] == 1.0, "raced again"
+    store.close()
+
+
+def test_gains_say_beside_what_they_are_where_an_engines_kernel_was_raced(call: Cli, store: Store) -> None:
+    store.sightings.add("vllm", HERE, [Sighting(TUNED, "exact", 4)], now_s=time.time())
+    told = " ".join(call("gains").stdout.split())
+    assert "1 problem was raced beside engines' kernels, too: what was saved is beside torch's own product" in told
+
+    store.solutions.install(None, [solution(TUNED)], environment=HERE, now_s=time.time())
+    store.sightings.add("vllm", HERE, [Sighting(TUNED, "exact", 4)], now_s=time.time())
+    assert "beside engines" not in call("gains").stdout
+    store.close()
 
 
 @pytest.mark.parametrize(

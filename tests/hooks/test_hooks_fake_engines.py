@@ -318,6 +318,50 @@ def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) 
     assert said == [[6], [0, 0, 1, 0]]
 
 
+@pytest.mark.parametrize("by", ["engine", "torch"])
+def test_replays_of_what_the_table_would_run_anyway_are_hits(run: Any, by: str) -> None:
+    """Captured before there was a table: an engine's kernel that is as good, torch's own that is the best."""
+    said = run(
+        ENGINE,
+        STANDING,
+        f"    by, as_good = {by!r}, {AS_GOOD}",
+        """
+    from gemmtuned.hooks.dispatch import NATIVE_CODES
+    problem = replace(problem, math_mode="reduced")
+    hook.install()
+    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    stand("_C::cutlass_scaled_mm")
+    out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
+    fake.fake_stream(0x5000)
+    cuda.fake_capture(0x5000, 1, 1, 0x9000)
+    hook.capture_begun(0)
+    if by == "engine":
+        torch.ops._C.cutlass_scaled_mm(out, gx8, gw8.t(), gsx, gsw.t(), None)
+    else:
+        of_v1(use_fast_accum=True)
+    cuda.fake_capture(0x5000, 0, 0, 0)
+    told()
+    record, code, launch = library(problem, *sizes, scale_x="row", scale_w="row", fast=True)
+    torchs = native.Row(problem, "exact", "graph", next(idents), NATIVE_CODES["torch"], "cuda:0")
+    raced = [native.Row(problem, "exact", "graph", next(idents), code, "cuda:0", launch, (), engines=engines)
+             for engines in (0, as_good)]
+    seen = []
+    for mode in (native.CAPTURE | native.DISPATCH, native.CAPTURE):
+        for generation, row in enumerate((None, *raced, torchs), 5):
+            hook.load([row] if row else [], generation)
+            hook.set_mode(mode)
+            hook.graph_replayed(1, 2)
+            seen.append(told())
+    print(json.dumps(seen))
+    """,
+    )
+    waits = LOST if by == "engine" else 0
+    dispatched, captured = said[:4], said[4:]
+    as_good = [["exact 2"], 0] if by == "engine" else [["miss 2"], 0]
+    assert dispatched == [[["miss 2"], waits], [["miss 2"], waits], as_good, [["exact 2"], 0]]
+    assert captured == [[["miss 2"], waits]] * 4, "the table is not in use"
+
+
 @pytest.mark.parametrize("engines", [0, LOST])
 def test_replays_of_an_engines_calls_that_no_solution_served_say_so(run: Any, engines: int) -> None:
     """Captured before there was any, they are not called again.  What is served, or cannot be, waits for none."""
