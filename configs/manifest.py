@@ -180,7 +180,9 @@ def stem_of(name: str) -> str | None:
 
 def write_tables(folder: Path, tables: Mapping[str, Iterable[Solution]], *, generation: int) -> Manifest:
     """Publish solutions by the stems of their tables, as `write_contents` does."""
-    data = {stem: table_bytes(solutions) for stem, solutions in tables.items()}
+    data: dict[str, bytes] = {}
+    for stem, solutions in tables.items():
+        data |= contents_of(stem, map(line, solutions))
     return write_contents(folder, data, generation=generation)
 
 
@@ -222,9 +224,18 @@ def write_contents(
     return manifest
 
 
-def table_bytes(solutions: Iterable[Solution]) -> bytes:
-    """The content of a table's file."""
-    return "".join(line(solution) + "\n" for solution in solutions).encode()
+def contents_of(stem: str, lines: Iterable[str]) -> dict[str, bytes]:
+    """The contents of a table's files by their stems: one, or as many as it takes for each of them to be read."""
+    parts: list[list[bytes]] = [[]]
+    size = 0
+    for each in lines:
+        data = f"{each}\n".encode()
+        if size + len(data) > MAX_BYTES // 2 and parts[-1]:
+            parts.append([])
+            size = 0
+        parts[-1].append(data)
+        size += len(data)
+    return {f"{stem}.{number}" if number > 1 else stem: b"".join(part) for number, part in enumerate(parts, 1)}
 
 
 def table_file(stem: str, content: bytes) -> TableFile:

@@ -28,6 +28,7 @@ from gemmtuned.configs.manifest import (
     BINARIES,
     Manifest,
     check_owner,
+    contents_of,
     is_whole,
     read_binary,
     read_manifest,
@@ -98,7 +99,10 @@ def _rendered(state: Standing, home: Path, folder: Path) -> dict[str, bytes]:
     """The contents of the store's tables by stem; their kernels are copied beside them."""
     solutions = [s for s in state.lines.values() if _bring_binary(s, home, folder)]
     line_of = {id(s): line for line, s in state.lines.items()}
-    return {stem: "".join(f"{line_of[id(s)]}\n" for s in group).encode() for stem, group in tables(solutions).items()}
+    files: dict[str, bytes] = {}
+    for stem, group in tables(solutions).items():
+        files |= contents_of(stem, (line_of[id(s)] for s in group))
+    return files
 
 
 def take_back(store: Store, folder: Path, locks: Path, *, now_s: float) -> None:

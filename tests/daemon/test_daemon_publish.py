@@ -14,7 +14,9 @@ from cases import LAUNCH, LIBRARY_LAUNCH
 from fakes import ENVIRONMENT, solution
 from store_cases import new_file
 
+from gemmtuned.configs import manifest as manifest_module
 from gemmtuned.configs.errors import TableError, TryLater
+from gemmtuned.configs.formats import bundle
 from gemmtuned.configs.manifest import MANIFEST, read_binary, read_manifest, read_table, write_binary, write_whole
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Solution
@@ -55,6 +57,30 @@ def published(folder: Path) -> list[Solution]:
 def test_nothing_is_written_before_there_is_something_to_publish(store: Store, tmp_path: Path) -> None:
     assert publish(store, tmp_path / "configs", tmp_path / "locks", now_s=NOW) is None
     assert not (tmp_path / "configs" / MANIFEST).exists()
+
+
+def test_a_table_that_would_be_too_large_to_be_read_is_published_as_several_files(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no program could take up a single row, from the one on that is too many."""
+    monkeypatch.setattr(manifest_module, "MAX_BYTES", 8192)
+    folder, locks = tmp_path / "configs", tmp_path / "locks"
+    for sizes in (range(64, 84), range(84, 94)):
+        install(store, *(problem(n) for n in sizes))
+        publish(store, folder, locks, now_s=NOW)
+    assert {s.problem.n for s in published(folder)} == set(range(64, 94))
+    before = read_manifest(folder)
+    assert before is not None and len(before.files) > 3
+    assert publish(store, folder, locks, now_s=NOW) == before, "it is whole, and not written again and again"
+
+    exported, left = bundle.write(tmp_path / "bundle", published(folder), generation=1, binaries=tmp_path)
+    assert not left and len(exported.files) == len(before.files)
+    assert {s.problem.n for s in published(tmp_path / "bundle")} == set(range(64, 94))
+
+    (folder / MANIFEST).unlink()
+    (tmp_path / "tune.db").unlink()
+    publish(store, folder, locks, now_s=NOW)
+    assert {s.problem.n for s in published(folder)} == set(range(64, 94)), "the tables are the second copy"
 
 
 def test_a_verdict_that_comes_while_a_table_is_written_anew_is_published_too(
