@@ -17,7 +17,7 @@ from typing import Any, Final
 from gemmtuned.configs.beside import BACKENDS, ENGINES, is_outdated
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.recheck import HERE
-from gemmtuned.db.rows import Part, stamps_here, us
+from gemmtuned.db.rows import HOLDS_HERE, Part, stamps_here, us
 
 # s: a live solution whose problem is called by an operator of :engines, [operator, backend, version], and that was not
 # raced beside that backend in that version
@@ -29,6 +29,7 @@ EXISTS (
         AND NOT instr(s.beside, json_extract(k.value, '$[2]')))
 """
 _MARK: Final = f"UPDATE solution AS s SET recheck = 'conditions' WHERE s.recheck IS NULL AND {HERE} AND {_LACKS}"  # noqa: S608
+_ASK: Final = f"UPDATE solution AS s SET recheck = 'asked' WHERE s.recheck IS NOT 'asked' AND {HERE} AND {_LACKS}"  # noqa: S608
 _ANY: Final = f"""
 SELECT 1 FROM solution s JOIN device h ON h.id = s.device_id
 WHERE s.retired_generation IS NULL AND s.state != 'pinned' AND h.key = :device AND {_LACKS} LIMIT 1
@@ -45,6 +46,7 @@ _MARK_THESE: Final = f"""
 UPDATE solution AS s SET recheck = 'conditions'
 WHERE s.id IN (SELECT value FROM json_each(:ids)) AND s.recheck IS NULL AND {HERE}
 """  # noqa: S608
+_UNASKED: Final = _ANY.replace("LIMIT 1", f"AND s.recheck IS NOT 'asked' AND (:stamps = '[]' OR {HOLDS_HERE}) LIMIT 1")
 _NONE: Final = "[]"
 
 
@@ -66,6 +68,29 @@ class Wanted(Part):
             return sum(conn.execute(sql, values).rowcount for sql in (_MARK, _MARK_THESE))
 
         return self._rows.write(work) if self.is_any(device, environment.stamps) else 0
+
+    def ask(self, environment: Environment, *, now_s: float) -> int:
+        """Have those that programs wait for raced again by `daemon --once`, too, as if somebody asked; how many."""
+
+        def work(conn: sqlite3.Connection) -> int:
+            here = self._rows.environment_id(conn, environment, us(now_s))
+            values = {
+                "environment": here, "engines": _engines(environment.stamps), "stamps": stamps_here(environment),
+            }  # fmt: skip
+            return conn.execute(_ASK, values).rowcount
+
+        return self._rows.write(work) if self.is_unasked(environment.device.key, environment.stamps, environment) else 0
+
+    def is_unasked(self, device: str, versions: Mapping[str, str], environment: Environment | None = None) -> bool:
+        """Whether programs wait for any that nobody has asked for yet. As is_any.
+
+        environment: only those that a worker of it can race; None: of whatever versions.
+        """
+        stamps = "[]" if environment is None else stamps_here(environment)
+        values = {"device": device, "engines": _engines(versions), "stamps": stamps}
+        return values["engines"] != _NONE and self._db.read(
+            lambda conn: conn.execute(_UNASKED, values).fetchone() is not None
+        )
 
     def is_any(self, device: str, versions: Mapping[str, str]) -> bool:
         """Whether any solution for such a device waits for one of these backends. versions: by the backend's name."""

@@ -48,7 +48,7 @@ class WorkQueue:
 
     request: tune only what it asks for.  conditions: those of the device, stored with each measurement.  recheck: also
     race solutions in use again, when their conditions have changed, when somebody asked, or now and then; only_asked:
-    only when somebody asked.
+    only when somebody asked, or a program calls an engine's operator that waits for it.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class WorkQueue:
         return any(row["device"] == device for row in self._store.resume.waiting(now_s=now_s))
 
     def _wants_recheck(self, device: str) -> bool:
-        if self._only_asked:
-            return self._store.recheck.count_asked(device) > 0
         engines = installed() if self._here is None else self._here.stamps
+        if self._only_asked:
+            return self._store.recheck.count_asked(device) > 0 or self._store.wanted.is_unasked(device, engines)
         return self._store.recheck.has_recheck(self._conditions) or self._store.wanted.is_any(device, engines)
 
     def lease(self, environment: Environment, now_s: float) -> Work | None:
@@ -124,8 +124,9 @@ class WorkQueue:
             self._marked = environment
             if marked:
                 logger.info("raced again solutions=%d reason='measured under another %s'", marked, self._conditions)
-        if not self._only_asked and self._wanted.is_due(now_s):
-            wanted = self._store.wanted.mark(environment, now_s=now_s)
+        if self._wanted.is_due(now_s):
+            mark = self._store.wanted.ask if self._only_asked else self._store.wanted.mark
+            wanted = mark(environment, now_s=now_s)
             self._wanted.wait_until(now_s + WANTED_S)
             if wanted:
                 logger.info("raced again solutions=%d reason='an engine calls its own kernel for them'", wanted)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gemmtuned.configs.beside import installed
 from gemmtuned.configs.errors import StoreError, TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.shipped import shipped
@@ -190,7 +191,8 @@ class Daemon:
     def is_finished(self, now_s: float) -> bool:
         """True when every captured problem that can be tuned here has a verdict or has failed for good.
 
-        With `recheck`, every solution that somebody wants raced again must have been, or have failed for good.
+        With `recheck`, every solution that somebody wants raced again must have been, or have failed for good; so must
+        those that programs wait for, which call the operator of an engine that is installed here.
         """
         if not all(seat.at_rest for seat in self.seats):
             return False
@@ -202,7 +204,7 @@ class Daemon:
             if silent and any(row["device"] in silent for row in self.store.resume.waiting(now_s=now_s)):
                 return False
             for seat in self.seats:
-                if self._recheck and self.store.recheck.count_asked(seat.monitor.device.key, seat.environment):
+                if self._recheck and self._is_asked_again(seat):
                     return False
                 if seat.environment is None:
                     continue
@@ -212,6 +214,12 @@ class Daemon:
         except StoreError:
             return False
         return True
+
+    def _is_asked_again(self, seat: Seat) -> bool:
+        device, here = seat.monitor.device.key, seat.environment
+        if self.store.recheck.count_asked(device, here):
+            return True
+        return self.store.wanted.is_unasked(device, installed() if here is None else here.stamps, here)
 
     def busiest(self) -> str:
         """Who uses which device, for the message that none was idle."""

@@ -40,7 +40,7 @@ MetricsPort = Annotated[
 
 def daemon(
     once: Annotated[
-        bool, typer.Option("--once", help="End when every problem has a verdict or failed for good, retuned ones too.")
+        bool, typer.Option("--once", help="End when every problem and repeated race has a verdict or failed for good.")
     ] = False,
     wait_s: WaitS = None,
     idle_s: Annotated[

@@ -138,8 +138,8 @@ def _of_queue(untunable: int, asked_again: int) -> Iterator[str]:
     if asked_again:
         wait = "solution waits" if asked_again == 1 else "solutions wait"
         yield (
-            f"{count(asked_again)} {wait} to be raced again, as somebody asked (gemmtuned retune): gemmtuned daemon "
-            "does it before all else, with --once, too."
+            f"{count(asked_again)} {wait} to be raced again, as somebody asked (gemmtuned retune), or a program that "
+            "calls an engine's operator: gemmtuned daemon does it before all else, with --once, too."
         )
 
 

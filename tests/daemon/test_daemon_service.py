@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,10 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.daemon.notice import Notice, read_notice, write_notice
+from gemmtuned.daemon.seats import work_queue
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
+from gemmtuned.daemon.service import service
 from gemmtuned.daemon.service.rules import PAUSED
 from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.db import faults as store_faults
@@ -955,6 +957,40 @@ def test_once_leaves_what_was_asked_for_to_a_daemon_of_the_versions_it_was_measu
     world.life.environment = NEWER
     assert run_once(world) == 0
     assert queries.asked_again(world.settings.db) == 1
+
+
+def test_once_races_again_what_an_engines_operator_waits_for_where_the_engine_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.see(problem(64), problem(65))
+    run_once(world)
+    wanted = [(problem(64), "_C::cutlass_scaled_mm")]
+    world.store.sightings.add_wanted(ENVIRONMENT, wanted, now_s=world.clock.now_s)
+    assert run_once(world) == 0, "the engine is not here"
+
+    world.life.environment = replace(ENVIRONMENT, stamps={**ENVIRONMENT.stamps, "vllm_cutlass": "0.32.0"})
+    has_vllm(monkeypatch)
+    assert run_once(world) == 1 and world.life.orders[-1].target == problem(64)
+    assert queries.unraced(world.settings.db, since_s=1e9) == [] and queries.asked_again(world.settings.db) == 0
+    assert run_once(world) == 0
+
+
+def has_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is installed where the daemon runs, as far as its parent process knows."""
+    for module in (work_queue, service):
+        monkeypatch.setattr(module, "installed", lambda: {"vllm_cutlass": "0.32.0"})
+
+
+def test_once_leaves_what_an_engines_operator_waits_for_to_a_daemon_of_its_versions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_vllm(monkeypatch)
+    world.see(problem(64))
+    run_once(world)
+    world.store.sightings.add_wanted(ENVIRONMENT, [(problem(64), "_C::cutlass_scaled_mm")], now_s=world.clock.now_s)
+    world.life.environment = replace(NEWER, stamps={**NEWER.stamps, "vllm_cutlass": "0.32.0"})
+    assert run_once(world) == 0
+    assert len(queries.unraced(world.settings.db, since_s=1e9)) == 1
 
 
 def test_a_family_of_small_problems_is_not_put_off_for_ever(world: World) -> None:
