@@ -69,7 +69,6 @@ class WorkQueue:
         self._conditions = conditions
         self._recheck = recheck and request is None
         self._only_asked = only_asked
-        self._here: Environment | None = None  # what the last worker had
         self._marked: Environment | None = None  # where solutions of other conditions have been looked for
         self._sample, self._renew, self._wanted = Timer(SAMPLE_S), Timer(HOLD_S), Timer(WANTED_S)
         self._leased_s = 0.0
@@ -85,7 +84,7 @@ class WorkQueue:
         return any(row["device"] == device for row in self._store.resume.waiting(now_s=now_s))
 
     def _wants_recheck(self, device: str) -> bool:
-        engines = installed() if self._here is None else self._here.stamps
+        engines = installed()
         if self._only_asked:
             return self._store.recheck.count_asked(device) > 0 or self._store.wanted.is_unasked(device, engines)
         return self._store.recheck.has_recheck(self._conditions) or self._store.wanted.is_any(device, engines)
@@ -96,7 +95,7 @@ class WorkQueue:
         Solutions measured under other conditions come first, a sample of the old ones last.  Every fourth time the
         family that took most of the time so far is skipped, so that many small problems of another are not starved.
         """
-        asked, self._here = self._request, environment
+        asked = self._request
         problems, again = (None, False) if asked is None else (asked.open(), asked.again)
         self._leases += 1
         had_most = max(self._spent_s, key=lambda family: self._spent_s[family], default="")

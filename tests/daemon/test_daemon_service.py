@@ -426,6 +426,32 @@ def test_after_an_upgrade_of_torch_a_resting_daemon_tunes_what_programs_call_the
     assert world.life.started == 2
 
 
+def test_an_engine_that_is_installed_under_a_resting_daemon_has_what_waits_for_it_raced(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose package turns out to be broken is looked at once, and has no worker started again and again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    world.daemon = Daemon(
+        world.settings, world.store, [world.monitor], world.life.make, now_s=world.clock.now_s, recheck=True
+    )
+    world.see(problem())
+    world.run(200)
+    world.store.sightings.add_wanted(ENVIRONMENT, [(problem(), "_C::cutlass_scaled_mm")], now_s=world.clock.now_s)
+    world.run(200)
+    assert world.life.started == 1
+
+    metadata = tmp_path / "vllm-0.32.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    world.run(400)
+    assert world.life.started == 2 and len(world.life.orders) == 1
+
+    metadata.parent.rename(tmp_path / "vllm-0.32.1.dist-info")
+    world.life.environment = replace(ENVIRONMENT, stamps={**ENVIRONMENT.stamps, "vllm_cutlass": "0.32.1"})
+    world.run(200)
+    assert world.life.started == 3 and len(world.life.orders) == 2
+
+
 def test_a_worker_of_before_an_upgrade_takes_no_further_problem(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
