@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from gemmtuned.daemon.notice import Notice
 from gemmtuned.daemon.watch.looks import Looks
+from gemmtuned.db.lockfile import lies_at
 
 logger = logging.getLogger("gemmtuned.daemon")
 
@@ -32,11 +33,12 @@ SCHEMA: Final = "gemmtuned.watch/1"
 WATCHED_S: Final = 10.0  # after the last question nothing is looked up any more
 SEND_S: Final = 1.0  # who does not read in this time gets no answer
 _TURN_S: Final = 0.25
+_PAUSE_S: Final = 0.05  # after an error, which may come again at once
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid: struct ucred of unix(7)
 
 
 class Watch:
-    """Answers until closed. Where no socket can be made, that is logged and nothing else happens."""
+    """Answers until closed. Where no socket can be made, that is logged, and each `tell` tries again."""
 
     def __init__(self, home: Path, database: Path) -> None:
         self._newest: tuple[Notice, float] | None = None
@@ -46,19 +48,36 @@ class Watch:
         self._closing = False
         self._end_fd, self._wake_fd = os.pipe2(os.O_CLOEXEC)
         self._path = home / FILE
-        self._threads: list[threading.Thread] = []
-        try:
-            self._socket = _listen(self._path)
-        except OSError as err:
-            logger.warning("no socket for gemmtuned top path=%s reason=%r", self._path, str(err))
-            return
+        self._socket: socket.socket | None = None
+        self._which: tuple[int, int] | None = None  # the socket's file
+        self._said_why = ""  # no socket could be made
+        self._open()
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._answer, self._look)]
         for thread in self._threads:
             thread.start()
 
     def tell(self, notice: Notice, *, used_today_s: float) -> None:
-        """What the daemon does now; used_today_s: device time of today, all devices together."""
+        """What the daemon does now; used_today_s: device time of today, all devices together.
+
+        Where the socket's file has gone, with the home perhaps, another is made: only the daemon of this home calls.
+        """
         self._newest = (notice, used_today_s)
+        if self._socket is None or lies_at(self._path) != self._which:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            made = _listen(self._path)
+        except OSError as err:
+            if str(err) != self._said_why:
+                logger.warning("no socket for gemmtuned top path=%s reason=%r", self._path, str(err))
+            self._said_why = str(err)
+            return
+        before, self._socket = self._socket, made
+        self._which, self._said_why = lies_at(self._path), ""
+        os.write(self._wake_fd, b"\0")
+        if before is not None:
+            before.close()
 
     def close(self) -> None:
         """Stop answering; the socket's file is gone."""
@@ -67,7 +86,7 @@ class Watch:
         self._watched.set()
         for thread in self._threads:
             thread.join(2.0)
-        if self._threads:
+        if self._socket is not None:
             self._socket.close()
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -80,19 +99,27 @@ class Watch:
         return {**told, "used_today_s": used_s, **self._looks.said()}
 
     def _answer(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._socket.fileno(), self._end_fd], [], [])
-            if self._closing or self._end_fd in ready:
+        while not self._closing:
+            listening = self._socket
+            try:
+                waited = [self._end_fd] if listening is None else [self._end_fd, listening.fileno()]
+                ready, _, _ = select.select(waited, [], [])
+                if self._end_fd in ready:
+                    os.read(self._end_fd, 64)
+                elif listening is not None:
+                    self._answer_one(listening)
+            except (OSError, ValueError):  # who asked is gone, or does not read; no more files; another socket is used
+                time.sleep(_PAUSE_S)
+
+    def _answer_one(self, listening: socket.socket) -> None:
+        asker, _ = listening.accept()
+        with asker:
+            if not _may_read(asker):
                 return
-            with contextlib.suppress(OSError):  # who asked is gone, or does not read
-                asker, _ = self._socket.accept()
-                with asker:
-                    if not _may_read(asker):
-                        continue
-                    self._asked_s = time.monotonic()
-                    self._watched.set()
-                    asker.settimeout(SEND_S)
-                    asker.sendall(json.dumps(self._said()).encode())
+            self._asked_s = time.monotonic()
+            self._watched.set()
+            asker.settimeout(SEND_S)
+            asker.sendall(json.dumps(self._said()).encode())
 
     def _look(self) -> None:
         while not self._closing:

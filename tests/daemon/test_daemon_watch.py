@@ -133,6 +133,36 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced(home: Path) -> None:
         made.close()
 
 
+def test_a_socket_that_has_gone_with_its_home_is_made_anew(home: Path) -> None:
+    """The daemon goes on in a new home: it is not said to be none."""
+    made = Watch(home, home / "tune.db")
+    try:
+        for _ in range(2):
+            home.rename(home.with_name(f"moved-{time.monotonic_ns()}"))
+            with pytest.raises(TryLater, match="no daemon runs"):
+                ask(home)
+            home.mkdir()
+            made.tell(notice(), used_today_s=0.0)
+            assert ask(home)["notice"]["generation"] == notice().generation
+        before = (home / FILE).stat()
+        made.tell(notice(), used_today_s=0.0)
+        assert (home / FILE).stat().st_ino == before.st_ino
+    finally:
+        made.close()
+    assert not (home / FILE).exists()
+
+
+def test_a_socket_that_could_not_be_made_at_first_is_made_later(home: Path) -> None:
+    (home / FILE).write_text("in the way")
+    made = Watch(home, home / "tune.db")
+    try:
+        (home / FILE).unlink()
+        made.tell(notice(), used_today_s=0.0)
+        assert ask(home)["notice"] is not None
+    finally:
+        made.close()
+
+
 def test_a_file_in_its_place_is_left_alone(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     (home / FILE).write_text("mine")
     with caplog.at_level("WARNING", "gemmtuned.daemon"):
