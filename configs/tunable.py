@@ -6,9 +6,10 @@ one: rows of other tools' tables.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import FAMILIES, Problem
 
 SCALED_TYPES: Final = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
 INT8: Final = ("i8", "i8")  # scaled, too, with one scale a tensor or a row, and with zero points
@@ -44,45 +45,90 @@ WEIGHT_ONLY: Final[dict[tuple[str, str], tuple[tuple[str, str], ...]]] = {
         "fp4_e2m1": (("1x32", "e8m0"),),
     }.items()
 }
-_PLAIN: Final = ("dense", "batched", "dense_add", "batched_add", "grouped")
+_FLOATS: Final = ("fp64", "fp32", "fp16", "bf16", "c128", "c64")  # whose allowed error is known
+_GROUPED: Final = ("bf16", "fp32", "fp16")
+_UNREAD: Final = ("swizzled", "other")  # layouts of scales
 
 
 def can_tune(problem: Problem) -> bool:
-    """Whether the search has a family for it, on some device."""
+    """Whether the search has a family of ours for it, on some device."""
+    return problem.family in FAMILIES and not why_not(problem)
+
+
+def why_not(problem: Problem) -> str:
+    """Why no family of ours can tune it on any device; "" where one can, and for families of other packages.
+
+    A problem with `threads` is one of CPUs.  It does not depend on M.  kernels/families checks the same.
+    """
     p = problem
-    if p.weight_state != "plain" and not is_shuffled(p):
-        return False
-    if p.family == "scaled" and (p.dtype, p.wdtype) == MXFP4:
-        return is_mxfp4(p)
-    if p.family == "scaled":
-        types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
-        if p.out_dtype not in SCALED_OUTPUTS or not has_scales(types, scales) or p.batch != 1:
-            return False
-        on_cpu = scales in (*SCALES[:2], *ZERO_POINTS) or not p.threads  # torch has no blocks of scales there
-        return on_cpu and {p.scale_dtype, p.wscale_dtype} == {"fp32"}
-    if p.family == "grouped" and p.scale != "none":
-        return is_scaled_grouped(p) and not p.threads
-    if p.family == "weight_only":
-        return is_weight_only(p) and p.batch == 1
+    if p.family not in FAMILIES:
+        return ""
+    if p.packing:
+        return f"its weight is packed ({p.packing}), as only the operator knows that the program calls"
+    if p.weight_state == "packed" and (p.family != "dense" or not p.threads):
+        return "only dense layers on CPUs have weights that are packed (gemmtuned.freeze)"
+    if p.weight_state == "shuffled" and not is_shuffled(p):
+        return odd_sizes(p) or "shuffled weights are of scaled products of layout nt, without zero points"
+    return _CHECKS.get(p.family, _why_not_plain)(p)
+
+
+def _why_not_plain(p: Problem) -> str:
     if (p.dtype, p.wdtype, p.out_dtype) == INT_PRODUCT and p.family == "dense":
-        return is_int_product(p)
-    wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads
-    if p.family == "moe":
-        if p.act not in MOE_ACTS or p.n != p.k:
-            return False
-        if p.wscale != "none":
-            return is_weight_only(p) and not (p.wdtype in PACKED and (p.inter or 1) % group_of(p))
-        if p.dtype not in MOE_TYPES:
-            return False
-    return (
-        p.family in (*_PLAIN, "moe") and p.scale == "none" and p.dtype == p.wdtype and (p.out_dtype == p.dtype or wider)
-    )
+        return "" if is_int_product(p) else "products of int8 into int32 are X @ W.T of plain operands alone"
+    if (p.scale, p.wscale) != ("none", "none"):
+        return f"family {p.family} has no scales"
+    if p.dtype not in _FLOATS:
+        return f"family {p.family} has no operands of {p.dtype}, only of {', '.join(_FLOATS)}"
+    wider = p.family in _WITH_WIDENED and widens(p) and not p.bias and not p.threads and p.weight_state == "plain"
+    if p.dtype != p.wdtype or (p.out_dtype != p.dtype and not wider):
+        return f"family {p.family} has X, W and Y of one type, on GPUs of {' or '.join(WIDENED)} also fp32 without bias"
+    return ""
+
+
+def _why_not_grouped(p: Problem) -> str:
+    if p.scale != "none":
+        plain = is_scaled_grouped(p) and not p.threads
+        return "" if plain else "grouped products with scales are of fp8 with one a row, on GPUs, layout nt, no bias"
+    alike = p.dtype == p.wdtype == p.out_dtype and p.dtype in _GROUPED and p.wscale == "none"
+    return "" if alike and not p.bias else f"grouped products are of one type of {', '.join(_GROUPED)}, without bias"
+
+
+def _why_not_scaled(p: Problem) -> str:
+    types, scales = (p.dtype, p.wdtype), (p.scale, p.wscale)
+    if types == MXFP4:
+        fits = "MXFP4 by MXFP4 has e8m0 scales of 1x32 in rows, plain weights of layout nt, into bf16 or fp16"
+        return "" if is_mxfp4(p) else odd_sizes(p) or fits
+    if p.out_dtype not in SCALED_OUTPUTS or types not in (*SCALED_TYPES, INT8):
+        return f"scaled products are of fp8, int8 or MXFP4 into {', '.join(SCALED_OUTPUTS)}"
+    if not has_scales(types, scales) or {p.scale_dtype, p.wscale_dtype} != {"fp32"}:
+        return f"no kernel is known for such types with scales of {p.scale} by {p.wscale}"
+    if {p.scale_layout, p.wscale_layout} & set(_UNREAD) or p.batch != 1:
+        return "scaled products have their scales in rows or columns, and no batches"
+    if p.threads and scales not in (*SCALES[:2], *ZERO_POINTS):
+        return "torch has no scales of blocks on CPUs"
+    return ""
+
+
+def _why_not_weight_only(p: Problem) -> str:
+    if not is_weight_only(p):
+        return odd_sizes(p) or "X is of 16 bits, and W of 8 or 4 with scales that weight-only kernels are written for"
+    return "" if p.batch == 1 and p.layout[1] == "t" else "weight-only products have W by rows, and no batches"
+
+
+def _why_not_moe(p: Problem) -> str:
+    if p.act not in MOE_ACTS or p.n != p.k or p.layout != "nt" or p.batch != 1 or (p.topk or 0) > (p.experts or 0):
+        return "mixtures have n = k, layout nt, no batch, topk of their experts and act of AITER's"
+    if p.wscale != "none":
+        fits = "mixtures have X of 16 bits where W is of 8 or 4, with scales that weight-only kernels are written for"
+        return odd_sizes(p) or ("" if is_weight_only(p) else fits)
+    alike = p.dtype == p.wdtype == p.out_dtype and p.dtype in MOE_TYPES and p.scale == "none"
+    return "" if alike else f"mixtures without scales are of one type of {', '.join(MOE_TYPES)}"
 
 
 def is_int_product(problem: Problem) -> bool:
     """Whether it is what torch._int_mm takes, whose rows have the same bits in every batch as they are."""
     p = problem
-    plain = p.weight_state == "plain" and p.scale == "none" and not p.bias and not p.batch_invariant
+    plain = p.weight_state == "plain" and p.scale == p.wscale == "none" and not p.bias and not p.batch_invariant
     return p.family == "dense" and (p.dtype, p.wdtype, p.out_dtype) == INT_PRODUCT and plain
 
 
@@ -125,7 +171,7 @@ def is_weight_only(problem: Problem) -> bool:
 
 def group_of(problem: Problem) -> int:
     """Values of K with one scale, of 4 bits."""
-    return int(problem.wscale.partition("x")[2])
+    return int(problem.wscale.partition("x")[2].partition("+")[0])
 
 
 def is_scaled_grouped(problem: Problem) -> bool:
@@ -146,3 +192,8 @@ def has_scales(types: tuple[str, str], scales: tuple[str, str]) -> bool:
 def widens(problem: Problem) -> bool:
     """Whether the result is fp32 where the operands are of 16 bits: torch.mm(..., out_dtype=torch.float32)."""
     return problem.dtype == problem.wdtype and problem.dtype in WIDENED and problem.out_dtype == "fp32"
+
+
+_CHECKS: Final[dict[str, Callable[[Problem], str]]] = {
+    "grouped": _why_not_grouped, "scaled": _why_not_scaled, "weight_only": _why_not_weight_only, "moe": _why_not_moe,
+}  # fmt: skip

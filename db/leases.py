@@ -15,18 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
-from gemmtuned.db.rows import (
-    COST,
-    LOOK_UP_AGAIN,
-    PROBLEM_COLUMNS,
-    Part,
-    current_stamps,
-    plain,
-    problem_of,
-    rows,
-    stamp_rows,
-    us,
-)
+from gemmtuned.db.abilities import Abilities
+from gemmtuned.db.rows import COST, PROBLEM_COLUMNS, Part, Rows, plain, problem_of, rows, us
 
 if TYPE_CHECKING:
     from gemmtuned.db.fleet import Gate
@@ -114,18 +104,6 @@ LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = u.environment_id
 WHERE u.environment_id = (SELECT id FROM environment WHERE key = :key) AND u.solution_id IS NULL AND u.tunable
     AND (w.state = 'failed' OR u.asked_us IS NOT NULL OR u.last_seen_us >= :stale))
 """
-_CURRENT: Final = """
-UPDATE environment_stamp SET current = 1 WHERE environment_id = ? AND backend = ? AND kernel = ? AND stamp = ?
-"""
-_TUNABLE_AGAIN: Final = """
-UPDATE demand SET tunable = NOT EXISTS (SELECT 1 FROM tunable WHERE environment_id = :environment)
-    OR (SELECT p.operands FROM problem p WHERE p.id = demand.problem_id)
-        IN (SELECT operands FROM tunable WHERE environment_id = :environment)
-WHERE environment_id = :environment
-"""
-_ANOTHER_CHANCE: Final = """
-DELETE FROM work WHERE environment_id = ? AND state = 'failed' AND cause IN ('failed', 'lapsed')
-"""
 _UNASK: Final = """
 DELETE FROM demand WHERE calls = 0 AND first_seen_us >= ?
     AND problem_id IN (SELECT id FROM problem WHERE text IN (SELECT value FROM json_each(?)))
@@ -168,6 +146,10 @@ class Remaining:
 class Leases(Part):
     """The part of the store by which daemons share the work."""
 
+    def __init__(self, shared: Rows) -> None:
+        super().__init__(shared)
+        self._abilities = Abilities(shared)
+
     def lease_next(
         self,
         owner: str,
@@ -187,7 +169,7 @@ class Leases(Part):
         that all others come first.  gate: the units that a fleet leaves to us; it does not apply to `problems`.
         """
         only, never = (None, None) if gate is None else (gate.only, gate.never)
-        self._settle(environment, us(now_s))
+        self._abilities.settle(environment, us(now_s))
         if problems is not None:
             only, never = json.dumps(self.ask_for(problems, environment, now_s=now_s)), None
         now_us = us(now_s)
@@ -205,28 +187,6 @@ class Leases(Part):
             if claimed is not None:
                 return claimed
         return None
-
-    def _settle(self, environment: Environment, now_us: int) -> None:
-        """Store what this worker has and can tune, for reports; if that has changed, failed units are free again."""
-
-        def as_said(conn: sqlite3.Connection) -> bool:
-            found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
-            return found is not None and not _changes(conn, int(found[0]), environment)
-
-        def settle(conn: sqlite3.Connection) -> None:
-            here = self._rows.environment_id(conn, environment, now_us)
-            if not _changes(conn, here, environment):
-                return
-            conn.execute("UPDATE environment_stamp SET current = 0 WHERE environment_id = ?", (here,))
-            conn.executemany(_CURRENT, stamp_rows(here, environment))
-            conn.execute("DELETE FROM tunable WHERE environment_id = ?", (here,))
-            conn.executemany("INSERT INTO tunable VALUES (?, ?)", [(here, kind) for kind in set(environment.tunable)])
-            conn.execute(LOOK_UP_AGAIN, (here,))
-            conn.execute(_TUNABLE_AGAIN, {"environment": here})
-            conn.execute(_ANOTHER_CHANCE, (here,))
-
-        if not self._db.read(as_said):
-            self._rows.write(settle)
 
     def renew(self, work: Work, *, now_s: float, hold_s: float) -> bool:
         """Renew the lease. False: it went to another, or the unit is finished, so stop working on it."""
@@ -333,14 +293,6 @@ class Leases(Part):
             return mine is not None and conn.execute(f"{update} WHERE {_MINE}", (*values, *mine)).rowcount > 0
 
         return self._rows.write(change)
-
-
-def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environment) -> bool:
-    """Whether this worker's stamps, or what it can tune, differ from those of the last one that leased."""
-    if current_stamps(conn, environment_id) != environment.stamps:
-        return True
-    found = conn.execute("SELECT operands FROM tunable WHERE environment_id = ?", (environment_id,)).fetchall()
-    return {kind for (kind,) in found} != set(environment.tunable)
 
 
 def lease_key(conn: sqlite3.Connection, work: Work) -> tuple[Any, ...] | None:

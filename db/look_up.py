@@ -12,7 +12,9 @@ from gemmtuned.configs.moment import duration
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate, Device, Environment
+from gemmtuned.configs.tunable import why_not
 from gemmtuned.db import faults
+from gemmtuned.db.abilities import reason
 from gemmtuned.db.ask import open_to_read
 from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.rows import current_stamps, rows, us
@@ -59,7 +61,7 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
             found += steps
             here = next((s for s in seen if s["environment"] == place.key), None)
             hit = any(step["chosen"] for step in steps)
-            found.append(_row(place.key, place.device.key, "queue", problem.m, why=_queue(here, hit=hit)))
+            found.append(_row(place.key, place.device.key, "queue", problem.m, why=_queue(problem, here, hit=hit)))
         return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
@@ -107,7 +109,7 @@ def _why_not(s: dict[str, Any], environment: Environment) -> str:
     return ""
 
 
-def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
+def _queue(problem: Problem, here: dict[str, Any] | None, *, hit: bool) -> str:
     if here is None:
         return "never seen in this environment: run a program that calls it with GEMMTUNED=1, or gemmtuned tune"
     seen = "1 call" if here["calls"] == 1 else f"{here['calls']:,} calls"
@@ -120,8 +122,8 @@ def _queue(here: dict[str, Any] | None, *, hit: bool) -> str:
         return calls
     unit = "" if here["covers"] == "exact" else f", to be tuned with its bucket up to M={here['unit_m']}"
     now = us(time.time())
-    if not here["tunable"]:
-        return f"{calls}: this version cannot tune it"
+    if why_not(problem) or not here["tunable"]:
+        return f"{calls}: {reason(problem)}"
     if here["state"] == "failed":
         by_hand = here["cause"] in ("withdrawn", "rolled_back")
         how = here["reason"] if by_hand else f"failed for good ({here['reason']})"

@@ -21,7 +21,9 @@ from gemmtuned.configs.near import did_you_mean
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import LIVE_STATES, Device, Solution
+from gemmtuned.configs.tunable import why_not
 from gemmtuned.db import faults
+from gemmtuned.db.abilities import reason
 from gemmtuned.db.ask import DAY_S, PROBLEM, ask, on, open_to_read
 from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.look_up import explain
@@ -105,8 +107,17 @@ ORDER BY time_us DESC
 
 
 def untuned(path: Path, *, limit: int | None = None) -> list[dict[str, Any]]:
-    """Problems without a verdict where they were seen, most expensive first."""
-    return ask(path, "SELECT * FROM untuned ORDER BY worth DESC, calls DESC LIMIT ?", (-1 if limit is None else limit,))
+    """Problems without a verdict where they were seen, most expensive first.
+
+    As the view of that name, with the reason of those that cannot be tuned, also where no daemon has looked at them.
+    """
+    sql = "SELECT * FROM untuned ORDER BY worth DESC, calls DESC LIMIT ?"
+    rows = ask(path, sql, (-1 if limit is None else limit,))
+    for row in rows:
+        for problem in known_problems([row]):
+            if row["state"] == "untunable" or why_not(problem):
+                row |= {"state": "untunable", "reason": reason(problem)}
+    return rows
 
 
 def solutions(path: Path, *, live: bool = True, problems: Collection[str] | None = None) -> list[dict[str, Any]]:

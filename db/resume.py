@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
+from gemmtuned.db.abilities import reason
 from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, us
 
@@ -28,7 +29,7 @@ GROUP BY e.id ORDER BY calls DESC
 """
 _STATES: Final = f"""
 SELECT {PROBLEM_COLUMNS}, coalesce(w.owner, '') AS owner,
-    CASE WHEN u.tunable THEN coalesce(w.reason, '') ELSE 'this version cannot tune it' END AS reason,
+    coalesce(w.reason, '') AS reason,
     CASE WHEN u.solution_id IS NOT NULL THEN 'solved' WHEN NOT u.tunable THEN 'untunable'
         WHEN w.state = 'failed' THEN 'failed'
         WHEN w.owner IS NOT NULL AND w.lease_until_us > :now THEN 'leased' WHEN w.retry_us > :now THEN 'waiting'
@@ -118,7 +119,8 @@ class Resume(Part):
         texts = json.dumps([str(p) for p in problems])
         values = {"environment": environment.key, "now": us(now_s), "texts": texts}
         found = self._db.read(lambda conn: rows(conn, _STATES, values))
-        return {problem_of(row): State(row["state"], row["reason"], row["owner"]) for row in found}
+        known = {problem_of(row): State(row["state"], row["reason"], row["owner"]) for row in found}
+        return {p: replace(s, reason=reason(p)) if s.state == "untunable" else s for p, s in known.items()}
 
     def retry_now(self, problems: Sequence[Problem], *, dry_run: bool = False) -> int:
         """Forget that these failed or were withdrawn by hand: somebody asks for them now. Returns how many had."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
-from gemmtuned.configs.tunable import odd_sizes
+from gemmtuned.configs.tunable import why_not
 from gemmtuned.daemon.protocol.options import SearchOptions
+from gemmtuned.db.abilities import reason
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.protocol.wire import Trial
@@ -26,7 +27,7 @@ class Request:
 
     found: verdicts of this run; unpublished: those that are none for others; crowded: those measured beside others,
     which a daemon measures again.  settled: what it has come to an end with.
-    refused: why this version cannot tune these sizes, which it has come to an end with from the start.
+    refused: why this version cannot tune these, which it has come to an end with from the start.
     put_off: why no times could be taken now; nothing is stored of these.  After HOPELESS in a row all that is left is.
     rejected: where a candidate was outside the tolerance that was asked for.  too_slow: candidates that ran into
     timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
@@ -49,7 +50,7 @@ class Request:
     _in_a_row: int = 0  # put off
 
     def __post_init__(self) -> None:
-        self.refused = {p: f"this version cannot tune it: {why}" for p in self.problems if (why := odd_sizes(p))}
+        self.refused = {p: reason(p) for p in self.problems if why_not(p)}
         self.settled.update(self.refused)
 
     def open(self) -> list[Problem]:

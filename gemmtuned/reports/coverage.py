@@ -126,7 +126,7 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
     if total["untunable_calls"]:
         lines.append(
             f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
-            f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which)"
+            f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which and why)"
         )
     if total["unraced_calls"]:
         lines.append(

@@ -15,6 +15,7 @@ from typing import Final
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import OTHERS_FAMILY, ZERO_POINTS, Problem
+from gemmtuned.configs.tunable import why_not
 from gemmtuned.kernels import other_packages
 from gemmtuned.kernels.families.base import Family
 from gemmtuned.kernels.other_packages import GUESTS
@@ -62,6 +63,8 @@ def family_of(problem: Problem) -> Family:
     named = (v for v in VARIANTS if v.name == problem.family and v.replaces is not None and v.replaces(problem))
     family = next(named, FAMILIES.get(problem.family))
     needs_its_own = problem.weight_state == "shuffled" or problem.scale in ZERO_POINTS
+    if problem.packing or (problem.weight_state == "packed" and not problem.threads):
+        raise CandidateFailed(f"{problem}: {why_not(problem)}")
     if family is None or (needs_its_own and family.replaces is None):
         raise CandidateFailed(f"{problem}: family {problem.family} cannot be tuned yet")
     family.check(problem)

@@ -95,13 +95,13 @@ class Moe(Family):
             raise CandidateFailed(
                 f"{p}: family {self.name} has n = k, no batch, plain weights and act of {', '.join(MOE_ACTS)}"
             )
+        if (p.topk or 0) > (p.experts or 0):
+            raise CandidateFailed(f"{p}: a token visits {p.topk} of {p.experts} experts")
         if not can_tune(p):
             raise CandidateFailed(
                 f"{p}: family {self.name} has weights of X's type, one of {', '.join(MOE_TYPES)}, or of 8 or 4 bits "
                 "with their whole scales and X of 16 bits"
             )
-        if (p.topk or 0) > (p.experts or 0):
-            raise CandidateFailed(f"{p}: a token visits {p.topk} of {p.experts} experts")
 
     def tunable(self, device_kind: str) -> Iterator[str]:
         """As Family.tunable."""

@@ -15,6 +15,7 @@ from store_cases import found, lease, new_store, problem, saw
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import FAMILIES, Problem, known_problems
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
+from gemmtuned.configs.tunable import why_not
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
@@ -155,6 +156,54 @@ def test_what_a_worker_cannot_tune_is_never_leased_and_said_with_a_count(store: 
     store.sightings.add("serve", HERE, [saw(replace(scaled, m=32), 5)], now_s=T)  # new, and known at once
     assert leased(store, able) == [ONE]
     assert scaled in leased(store, replace(able, tunable=(ONE.operands, scaled.operands))), "a later version can"
+
+
+ODD = (
+    "weight_only:bf16/i8:8x64x256,wscale=row,layout=nn,threads=2",
+    "bf16:8x64x256,weight=packed,packing=opaque,threads=2",
+    "weight_only:bf16/i4:8x64x200,wscale=1x64,wscaledtype=bf16,threads=2",
+)  # fmt: skip
+
+
+def test_sizes_and_forms_that_no_family_has_are_not_leased_though_their_kind_is(store: Store) -> None:
+    """The text of operands says nothing of layout, packing and K."""
+    odd = [Problem.parse(text) for text in ODD]
+    plain = [replace(odd[0], layout="nt"), replace(odd[1], packing=""), replace(odd[2], k=256)]
+    able = replace(HERE, tunable=tunable("cpu"))
+    assert {p.operands for p in odd} == {p.operands for p in plain} <= set(able.tunable)
+    store.sightings.add("serve", HERE, [saw(p, 9) for p in (*odd, *plain)], now_s=T)
+    before = {row["problem"]: (row["state"], row["reason"]) for row in queries.untuned(store.path)}
+    assert {before[str(p)][0] for p in odd} == {"untunable"}
+    assert {before[str(p)][0] for p in plain}.isdisjoint({"untunable"})
+
+    assert set(leased(store, able)) == set(plain)
+    assert leased(store, able, problems=odd) == []
+    states = store.resume.states(odd, able, now_s=T)
+    assert all(s.state == "untunable" and "this version cannot tune it: " in s.reason for s in states.values())
+    assert "W by rows" in states[odd[0]].reason
+    assert queries.ask(store.path, "SELECT count(*) AS n FROM untuned WHERE state = 'untunable'")[0]["n"] == 3
+    found = queries.coverage(store.path, by="problem", now_s=T)
+    assert {row["problem"]: row["untunable_calls"] for row in found} == {
+        **dict.fromkeys(ODD, 9), **{str(p): 0 for p in plain}
+    }  # fmt: skip
+    for p in odd:
+        why = next(row["why"] for row in queries.explain(store.path, p) if row["covers"] == "queue")
+        assert f"this version cannot tune it: {why_not(p)}" in why
+    left = store.leases.remaining(able, now_s=T)
+    assert left.queued == 3 and left.failed == 0
+
+    store.sightings.add("serve", HERE, [saw(replace(odd[0], n=128), 5)], now_s=T)  # new
+    assert set(leased(store, able)) == set(plain)
+
+
+def test_what_an_older_version_could_not_tune_is_looked_at_again(store: Store) -> None:
+    """A daemon of the same kinds of operands had other rules."""
+    able = replace(HERE, tunable=tunable("cpu"))
+    store.sightings.add("serve", HERE, [saw(ONE, 9)], now_s=T)
+    assert leased(store, able) == [ONE]
+    with closing(sqlite3.connect(store.path)) as conn, conn:
+        conn.execute("UPDATE demand SET tunable = 0")
+    assert leased(store, able) == [ONE]
 
 
 def test_quantised_mixtures_of_an_older_version_are_tuned_where_their_key_says_enough(store: Store) -> None:

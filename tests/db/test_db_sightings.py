@@ -14,7 +14,7 @@ from store_cases import DAY, HOUR, NEW, OLD, found, lease, new_store, open_store
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.problem import COLUMNS, Problem
 from gemmtuned.configs.sighting import Session
 from gemmtuned.db import queries, rollup
 from gemmtuned.db.ask import ask
@@ -54,7 +54,9 @@ def test_every_column_of_a_problem_survives_the_store(store: Store) -> None:
     huge = Problem(family="batched", batch=2**31 - 1, m=2**31 - 1, n=2**31 - 1, k=2**31 - 1)
     store.sightings.add("r", NEW, [saw(odd), saw(huge), saw(mixture), saw(others)], now_s=T)
 
-    assert {lease(store, now_s=T).problem for _ in range(4)} == {odd, huge, mixture, others}
+    stored = queries.ask(store.path, f"SELECT {', '.join(COLUMNS)} FROM problem")
+    assert {Problem.from_row(row) for row in stored} == {odd, huge, mixture, others}
+    assert {lease(store, now_s=T).problem for _ in range(3)} == {huge, mixture, others}, "the odd one has no family"
 
 
 def test_problems_that_differ_in_any_column_are_not_mixed(store: Store) -> None:

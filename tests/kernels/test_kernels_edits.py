@@ -100,7 +100,7 @@ def test_results_are_as_large_as_their_unit_says() -> None:
 
 
 def test_a_packed_weight_is_left_alone() -> None:
-    problem = Problem(m=9, n=24, k=40, dtype="fp32", weight_state="packed")
+    problem = Problem(m=9, n=24, k=40, dtype="fp32", weight_state="packed", threads=1)
     assert all("w" not in edit.marks for edit in all_of(problem, made(problem)))
 
 

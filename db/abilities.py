@@ -1,0 +1,118 @@
+"""What the worker of an environment has and can tune, as it says when it looks for work.
+
+It says which kinds of operands it can tune (table `tunable`), and a trigger marks calls of all others in the column of
+this name.  A layout, a size, or a form of W that no family has the kind does not tell: that is decided here, with each
+search for work, and stands in the same column.  Such calls are counted, said to be untunable, and never leased.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Final
+
+from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Environment
+from gemmtuned.configs.tunable import why_not
+from gemmtuned.db.rows import LOOK_UP_AGAIN, Part, Rows, current_stamps, stamp_rows
+
+_CURRENT: Final = """
+UPDATE environment_stamp SET current = 1 WHERE environment_id = ? AND backend = ? AND kernel = ? AND stamp = ?
+"""
+_TUNABLE_AGAIN: Final = """
+UPDATE demand SET tunable = NOT EXISTS (SELECT 1 FROM tunable WHERE environment_id = :environment)
+    OR (SELECT p.operands FROM problem p WHERE p.id = demand.problem_id)
+        IN (SELECT operands FROM tunable WHERE environment_id = :environment)
+WHERE environment_id = :environment
+"""
+_ANOTHER_CHANCE: Final = """
+DELETE FROM work WHERE environment_id = ? AND state = 'failed' AND cause IN ('failed', 'lapsed')
+"""
+# Without a verdict, and of kinds that the worker can tune, or of all where none has said so
+_OPEN: Final = """
+SELECT DISTINCT p.rest, d.tunable FROM demand d JOIN problem p ON p.id = d.problem_id
+WHERE d.environment_id = :environment AND d.solution_id IS NULL AND (d.tunable
+    OR p.operands IN (SELECT operands FROM tunable WHERE environment_id = :environment)
+    OR NOT EXISTS (SELECT 1 FROM tunable WHERE environment_id = :environment))
+"""
+_PUT_RIGHT: Final = """
+UPDATE demand SET tunable = :can WHERE environment_id = :environment AND solution_id IS NULL AND tunable <> :can
+    AND problem_id IN (SELECT id FROM problem WHERE rest IN (SELECT value FROM json_each(:rests)))
+"""
+_HERE: Final = "SELECT id FROM environment WHERE key = ?"
+
+
+class Abilities(Part):
+    """The part of the store that knows what workers can tune."""
+
+    def __init__(self, shared: Rows) -> None:
+        super().__init__(shared)
+        self._known: dict[str, bool] = {}  # whether a family can tune it, by Problem.rest
+
+    def settle(self, environment: Environment, now_us: int) -> None:
+        """Store what this worker has and can tune, for reports; if that has changed, failed units are free again."""
+
+        def as_said(conn: sqlite3.Connection) -> bool:
+            found = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            return found is not None and not _changes(conn, int(found[0]), environment)
+
+        def settle(conn: sqlite3.Connection) -> None:
+            here = self._rows.environment_id(conn, environment, now_us)
+            if not _changes(conn, here, environment):
+                return
+            conn.execute("UPDATE environment_stamp SET current = 0 WHERE environment_id = ?", (here,))
+            conn.executemany(_CURRENT, stamp_rows(here, environment))
+            conn.execute("DELETE FROM tunable WHERE environment_id = ?", (here,))
+            conn.executemany("INSERT INTO tunable VALUES (?, ?)", [(here, kind) for kind in set(environment.tunable)])
+            conn.execute(LOOK_UP_AGAIN, (here,))
+            conn.execute(_TUNABLE_AGAIN, {"environment": here})
+            conn.execute(_ANOTHER_CHANCE, (here,))
+
+        if not self._db.read(as_said):
+            self._rows.write(settle)
+        self._leave_out(environment)
+
+    def _leave_out(self, environment: Environment) -> None:
+        """Mark what has come and cannot be tuned, and take the mark off what an older version could not."""
+
+        def look(conn: sqlite3.Connection) -> list[tuple[str, int]]:
+            here = conn.execute(_HERE, (environment.key,)).fetchone()
+            return [] if here is None else conn.execute(_OPEN, {"environment": here[0]}).fetchall()
+
+        wrong: dict[bool, list[str]] = {False: [], True: []}
+        for rest, tunable in self._db.read(look):
+            can = self._can_tune(rest)
+            if can != bool(tunable):
+                wrong[can].append(rest)
+
+        def put_right(conn: sqlite3.Connection) -> None:
+            (here,) = conn.execute(_HERE, (environment.key,)).fetchone()
+            for can, rests in wrong.items():
+                conn.execute(_PUT_RIGHT, {"environment": here, "can": int(can), "rests": json.dumps(rests)})
+
+        if any(wrong.values()):
+            self._rows.write(put_right)
+
+    def _can_tune(self, rest: str) -> bool:
+        known = self._known.get(rest)
+        if known is None:
+            try:
+                known = not why_not(Problem.from_rest(rest, 1))
+            except ProblemError:  # of a newer version
+                known = True
+            self._known[rest] = known
+        return known
+
+
+def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environment) -> bool:
+    """Whether this worker's stamps, or what it can tune, differ from those of the last one that leased."""
+    if current_stamps(conn, environment_id) != environment.stamps:
+        return True
+    found = conn.execute("SELECT operands FROM tunable WHERE environment_id = ?", (environment_id,)).fetchall()
+    return {kind for (kind,) in found} != set(environment.tunable)
+
+
+def reason(problem: Problem) -> str:
+    """Why this version cannot tune it, for people."""
+    return f"this version cannot tune it: {why_not(problem) or 'it has no family for such operands'}"
