@@ -20,7 +20,7 @@ from gemmtuned.configs.say import tell
 from gemmtuned.hooks.declared import Declaration, Declared
 from gemmtuned.hooks.engine_operators import FORMS, OPERATORS, UNSEEN, Operator
 from gemmtuned.hooks.native.library import Native, NativeError
-from gemmtuned.hooks.overrides import schema_of
+from gemmtuned.hooks.overrides import is_there, schema_of
 
 log = logging.getLogger("gemmtuned.hooks")
 _REASON: Final = 200  # characters of one
@@ -32,6 +32,7 @@ class ForeignOperators:
 
     def __init__(self, operators: tuple[Operator, ...] = OPERATORS) -> None:
         self._operators = operators
+        self._asked: dict[str, tuple[str, tuple[int, ...], int] | Operator] = {}  # by name; see `_ask_for`
         self._looking = FrameLock()
         self._declared = Declared()
         self._announced: list[Declaration] = []
@@ -44,7 +45,8 @@ class ForeignOperators:
         if not self._looking.enter(0.0):  # another thread looks, and before a capture nobody waits for long
             return
         try:
-            stands = {one.name: self._stand(library, one) for one in self._operators if one.name not in self.changed}
+            self._asked = self._asked or {one.name: _ask_for(one) for one in self._operators}
+            stands = {name: self._stand(library, name) for name in self._asked if name not in self.changed}
             self._announced += self._declared.new()
             for declared in self._announced:
                 if declared.is_registered:
@@ -86,14 +88,17 @@ class ForeignOperators:
             declared.is_registered for declared in self._announced if declared.name not in self._looked_at
         )
 
-    def _stand(self, library: Native, one: Operator) -> list[str]:
+    def _stand(self, library: Native, name: str) -> list[str]:
         try:
-            if one.is_exact:
-                return library.stand_before(one.name, one.schema, one.arguments, one.code)
-            schema = schema_of(one.name)
-            return library.stand_before(one.name, "", _numbers(one, schema), one.code) if schema is not None else []
+            if not is_there(name):  # most are not, in most programs
+                return []
+            asked = self._asked[name]
+            if isinstance(asked, tuple):
+                return library.stand_before(name, *asked)
+            schema = schema_of(name)
+            return library.stand_before(name, "", _numbers(asked, schema), asked.code) if schema is not None else []
         except (NativeError, ValueError) as err:
-            return self._leave(one.name, err)
+            return self._leave(name, err)
 
     def _listen(self, library: Native, one: Declaration) -> list[str]:
         try:
@@ -105,6 +110,11 @@ class ForeignOperators:
         self.changed[name] = str(why)
         tell(log, logging.WARNING, "calls of %s are not counted: %s", name, why)
         return []
+
+
+def _ask_for(one: Operator) -> tuple[str, tuple[int, ...], int] | Operator:
+    """What stand_before is told of it after its name, worked out once; the operator itself where it has to be asked."""
+    return (one.schema, one.arguments, one.code) if one.is_exact else one
 
 
 def _numbers(one: Operator, schema: Any) -> tuple[int, ...]:

@@ -24,8 +24,8 @@ def keep_house(hook: Hook) -> None:
     error: Exception | None = None
     steps: tuple[Callable[[], object], ...] = (
         lambda: _look_for_library(hook),
-        hook.patches.follow_mode,
         lambda: _watch_failures(hook),
+        hook.patches.follow_mode,
         hook.tables.follow_probation,
         hook.account.look_at_layers,
         hook.tables.follow_places,
@@ -51,7 +51,5 @@ def _look_for_library(hook: Hook) -> None:
 
 def _watch_failures(hook: Hook) -> None:
     breaker = hook.patches.breaker
-    opened = breaker.turn(clock.monotonic(), hook.account.report_failures(hook.flusher))
-    hook.patches.follow_mode()
-    if opened:
+    if breaker.turn(clock.monotonic(), hook.account.report_failures(hook.flusher)):
         tell(log, logging.WARNING, "dispatch switched off reason=%s", breaker.note)

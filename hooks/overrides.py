@@ -36,13 +36,20 @@ def registered_at(operator: str) -> str:
     return ""
 
 
+def is_there(operator: str) -> bool:
+    """Whether the program has `namespace::name` or `namespace::name.overload`, at a microsecond."""
+    import torch
+
+    return torch._C._dispatch_has_kernel(operator)
+
+
 def schema_of(operator: str) -> Any:
     """Torch's schema of `namespace::name` or `namespace::name.overload`; None while the program has none such."""
     import torch
 
     name, _, overload = operator.partition(".")
     try:
-        if not torch._C._dispatch_has_kernel(operator):  # an exception that is not raised is 100 us
+        if not is_there(operator):  # an exception that is not raised is 100 us
             return None
         return torch._C._get_schema(name, overload)
     except RuntimeError:
