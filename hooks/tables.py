@@ -31,7 +31,8 @@ from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Loader
 
 if TYPE_CHECKING:
-    from gemmtuned.hooks.native import Native, Row
+    from gemmtuned.hooks.native import Native
+    from gemmtuned.hooks.native.rows import Row
     from gemmtuned.hooks.routes import Routes
     from gemmtuned.hooks.where import Where
 

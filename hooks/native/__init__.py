@@ -2,19 +2,26 @@
 
 c_api.cpp     what is compiled, with the C interface; each header says what it is of
 build.py      compiles it, with the user's own torch and compiler
-records.py    its structures, mirrored; structures.py: those of routes, which launches.py fills from launch records
+records.py    what it has counted
+rows.py       what it takes of a table; structures.py: of routes, which launches.py fills from launch records
 library.py    calls into it
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from gemmtuned.hooks.native.library import CAPTURE, DISPATCH, INVARIANT, OFF, Native, NativeError
 from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
     PackedProblem,
-    Row,
     pack,
     unpack,
 )
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.native.rows import Row as Row
 
 __all__ = (
     "CAPTURE",
@@ -26,7 +33,15 @@ __all__ = (
     "Native",
     "NativeError",
     "PackedProblem",
-    "Row",
     "pack",
     "unpack",
 )
+
+
+def __getattr__(name: str) -> Any:
+    """`Row`, of rows.py, which programs without a table never import."""
+    if name != "Row":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gemmtuned.hooks.native.rows import Row
+
+    return Row

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ctypes import byref
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, ProblemError
 from gemmtuned.configs.padding import COVERS
@@ -23,16 +23,17 @@ from gemmtuned.hooks.native.records import (
     HOW,
     LAYOUT,
     GtFailure,
-    GtRow,
     PackedProblem,
-    PackedRows,
     Record,
-    Row,
     Unread,
+    lies_so,
     pack,
 )
-from gemmtuned.hooks.native.structures import OperatorCall
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.native.rows import PackedRows, Row
+    from gemmtuned.hooks.native.structures import OperatorCall
 
 __builtins__ = builtins
 
@@ -49,7 +50,7 @@ _Ids: Final = ctypes.c_int32 * 256
 
 SIGNATURES: Final = (
     ("gt_fields", ctypes.c_char_p),
-    ("gt_check_operator", ctypes.c_int, ctypes.POINTER(OperatorCall), ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_check_operator", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t),
     ("gt_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
     ("gt_operator", ctypes.c_char_p, ctypes.c_size_t),
     ("gt_install", ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t),
@@ -115,7 +116,7 @@ SIGNATURES: Final = (
     (
         "gt_load",
         ctypes.c_int,
-        ctypes.POINTER(GtRow),
+        ctypes.c_void_p,
         ctypes.c_size_t,
         ctypes.c_uint64,
         ctypes.c_char_p,
@@ -142,7 +143,7 @@ class Native(OurThread):
         for name, result, *arguments in SIGNATURES:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
-        if (lib.gt_fields() or b"").decode() != LAYOUT:
+        if not lies_so(LAYOUT, (lib.gt_fields() or b"").decode()):
             raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
         self._lib, self._path = lib, path
         self.left: dict[str, str] = {}  # operators that somebody else has overridden -> where that was registered
@@ -163,12 +164,13 @@ class Native(OurThread):
         self.left = {}
         if prepared == 1 and "does not load" not in why:  # without a driver there are no such calls
             self.left["CUDA"] = why
-        ours = []
+        ours, had = [], False
         for number, operator in enumerate(self.operators()):
             if operator.startswith("CUDA ") and not self.has_cuda:
                 continue
             place = registered_at(operator)
             if self._lib.gt_is_installed(number):  # by an earlier enable(); somebody may have come on top since
+                had = True
                 ours.append(operator)
             elif is_torchs(place):
                 if self._lib.gt_install(number, text, len(text)) == 0:
@@ -178,7 +180,8 @@ class Native(OurThread):
         if not ours:
             raise NativeError(f"no operator is torch's own any more: {self.left}")
         self._watch = Watch(ours)
-        self.overridden(anew=True)
+        if had:
+            self.overridden(anew=True)
         with suppress(
             OSError
         ):  # compiled C++ that is loaded from now on calls ours (shims.h), unless torch's come first
@@ -293,11 +296,19 @@ class Native(OurThread):
 
     def load(self, rows: Iterable[Row], generation: int) -> tuple[int, str]:
         """Swap in a new table; (how many rows it could not take, why). Raises NativeError without memory for it."""
-        packed = PackedRows(rows)
+        packed = None if rows == () else self._packed(rows)
         error = _Reason()
-        if self._lib.gt_load(packed.array, packed.count, generation, error, len(error)) != 0:
+        array, count = (None, 0) if packed is None else (packed.array, packed.count)
+        if self._lib.gt_load(array, count, generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
-        return packed.refused, packed.why
+        return (0, "") if packed is None else (packed.refused, packed.why)
+
+    def _packed(self, rows: Iterable[Row]) -> PackedRows:
+        from gemmtuned.hooks.native import rows as of_tables  # with the first table, as hooks/routes.py
+
+        if not lies_so(of_tables.LAYOUT, (self._lib.gt_fields() or b"").decode()):
+            raise NativeError(f"{self._path} was built from other sources. Run: gemmtuned doctor --build")
+        return of_tables.PackedRows(rows)
 
     def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
         """(outcome, route id) that a call with this problem would get now."""

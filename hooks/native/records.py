@@ -1,30 +1,26 @@
-"""The structures of the native hook as ctypes has them, and a Problem as its packed key and back.
+"""What the native hook has counted, as ctypes has it, and a Problem as its packed key and back.
 
-Each mirrors one of C++; `LAYOUT` is compared with the library's own when that is loaded.
+Each structure mirrors one of C++; `LAYOUT` is compared with the library's own when that is loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gemmtuned.configs import key
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.configs.unpatched import builtins
-from gemmtuned.hooks.native.structures import MIRRORED, Cond, Packed
 
 __builtins__ = builtins
 
-_ALIGN: Final = 16  # what the structures of a launch need
 _ROOM: Final = 128  # records that are read at once
 _MOST_ASIDE: Final = 2048  # batches of phases that are over, and
 _MOST_RECORDS: Final = 16_384  # in all of them: a last flush has half a second
-_POINTER: Final = struct.Struct("P")
 _UNSIGNED: Final[dict[int, Any]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
 
@@ -46,23 +42,6 @@ class Record(ctypes.Structure):
     )
 
 
-class GtRow(ctypes.Structure):
-    """One row of a table, as gt_load takes it."""
-
-    _fields_ = (
-        ("key", PackedProblem),
-        ("id", ctypes.c_int32),
-        ("code", ctypes.c_int32),
-        ("launch", ctypes.c_void_p),
-        ("conditions", ctypes.POINTER(Cond)),
-        ("condition_count", ctypes.c_int32),
-        ("scales_sums", ctypes.c_int32),
-        ("chain_rows", ctypes.c_int64),
-        ("engines", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
-    )
-
-
 class GtFailure(ctypes.Structure):
     """A route that was switched off, and why."""
 
@@ -75,83 +54,28 @@ _known: dict[bytes, Problem] = {}
 HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
 
 
-_MIRRORED: Final = (
-    ("ProblemFields", PackedProblem), ("Record", Record), *MIRRORED, ("GtRow", GtRow), ("GtFailure", GtFailure),
-)  # fmt: skip
-LAYOUT: Final = "".join(
-    f"{name}.{field[0]}:{getattr(kind, field[0]).offset}:{getattr(kind, field[0]).size}\n"
-    for name, kind in _MIRRORED
-    for field in kind._fields_
-)
+def layout_of(*mirrored: tuple[str, type[Any]]) -> str:
+    """Where the members of these structures lie, (name in C++, ours) each, a line a member, as `gt_fields` says it."""
+    return "".join(
+        f"{name}.{field[0]}:{getattr(kind, field[0]).offset}:{getattr(kind, field[0]).size}\n"
+        for name, kind in mirrored
+        for field in kind._fields_
+    )
 
 
-class Row(NamedTuple):
-    """One row of a table: a problem with padded m, what it covers, its mode, and the route that serves it."""
+LAYOUT: Final = layout_of(("ProblemFields", PackedProblem), ("Record", Record), ("GtFailure", GtFailure))
 
-    problem: Problem
-    covers: str
-    mode: str
-    ident: int
-    code: int
-    place: str = "cpu"
-    launch: Packed | None = None  # what some codes need
-    conditions: Sequence[Cond] = ()
-    scales_sums: bool = False  # takes any alpha and beta
-    chain_rows: int = 0  # of a batch-invariant problem: rows of X at a time
-    engines: int = 0  # bits of `Engines` of routes.h
 
-    def but(self, **changes: Any) -> Row:
-        """The same with these values. `_replace` makes the collector count one object more for a tuple above 10."""
-        return Row(**{**self._asdict(), **changes})
+def lies_so(layout: str, fields: str) -> bool:
+    """Whether all structures of `layout` lie as it says in `fields`, which may have others as well."""
+    lines = layout.splitlines()
+    names = {line.partition(".")[0] for line in lines}
+    return [line for line in fields.splitlines() if line.partition(".")[0] in names] == lines
 
 
 def pack(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> PackedProblem:
     """The packed key of a problem. Raises ProblemError for fields the native table does not know."""
     return PackedProblem(**key.values_of(problem, covers=covers, graph=graph, place=place))
-
-
-class PackedRows:
-    """Rows as the library takes them, in three pieces of memory: no object for each, which the collector would count.
-
-    A row that the native table has no place for is left out.  refused: how many, and what is said of the first.
-
-    While they grow they may move, so a row has the place of what it points at, plus one, until all are there; then
-    ctypes holds the pieces and they stay where they are.
-    """
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows, self._launches, self._conditions = bytearray(), bytearray(), bytearray()
-        self.refused, self.why = 0, ""
-        for row in rows:
-            try:
-                self._add(row)
-            except ProblemError as err:  # noqa: PERF203  it costs that row
-                self.refused, self.why = self.refused + 1, self.why or str(err)
-        self.count = len(self._rows) // ctypes.sizeof(GtRow)
-        self.array = (GtRow * self.count).from_buffer(self._rows)
-        self._held = [(ctypes.c_char * len(p)).from_buffer(p) for p in (self._launches, self._conditions)]
-        for field, pieces in zip((GtRow.launch, GtRow.conditions), self._held, strict=True):
-            self._point(field.offset, ctypes.addressof(pieces) - 1)
-
-    def _add(self, row: Row) -> None:
-        key = pack(row.problem, covers=row.covers, graph=row.mode == "graph", place=row.place)
-        packed = GtRow(
-            key, row.ident, row.code, scales_sums=row.scales_sums, chain_rows=row.chain_rows, engines=row.engines
-        )
-        packed.condition_count = len(row.conditions)
-        if row.launch is not None:
-            packed.launch = len(self._launches) + 1
-            self._launches += bytes(row.launch)
-            self._launches += bytes(-len(self._launches) % _ALIGN)
-        data = bytearray(bytes(packed))
-        _POINTER.pack_into(data, GtRow.conditions.offset, len(self._conditions) + 1)
-        self._conditions += b"".join(map(bytes, row.conditions))
-        self._rows += data
-
-    def _point(self, offset: int, base: int) -> None:
-        for at in range(offset, len(self._rows), ctypes.sizeof(GtRow)):
-            (place,) = _POINTER.unpack_from(self._rows, at)
-            _POINTER.pack_into(self._rows, at, base + place if place else 0)
 
 
 def unpack(packed: PackedProblem) -> Problem:
