@@ -31,13 +31,13 @@ from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.read_file import open_regular
+from gemmtuned.configs.settings import MANIFEST as MANIFEST
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.configs.temporary import beside
 from gemmtuned.configs.value_class import value_class
 
 SCHEMA: Final = 1
-MANIFEST: Final = "manifest.json"
 MAX_BYTES: Final = 64 << 20
 MAX_ROWS: Final = 1_000_000
 MAX_GENERATION: Final = 1 << 53  # a number that every reader of JSON and SQLite can hold, and nobody reaches

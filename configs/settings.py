@@ -16,6 +16,7 @@ from gemmtuned.configs.value_class import value_class
 _stat = os.stat  # a program may replace it, or os.path.exists, for a test of its own
 
 RELOADS: Final = ("auto", "start", "manual")
+MANIFEST: Final = "manifest.json"  # in config_dir, where something is published: see manifest.py
 
 
 @value_class

@@ -145,7 +145,7 @@ class Account:
 
     def report_fault(self, flusher: Flusher) -> None:
         """If a kernel has broken a GPU while the table is on trial, tell the daemon which of the table's ran there."""
-        if self._library.native is None or not self._tables.probation.has_launched():
+        if self._library.native is None or not self._tables.has_launched_on_trial():
             return
         fault, idents = self._library.native.fault()
         if not fault:

@@ -13,15 +13,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.frame_lock import FrameLock, Running
-from gemmtuned.configs.manifest import MANIFEST
+from gemmtuned.configs.settings import MANIFEST, Settings
 from gemmtuned.configs.unpatched import builtins, os
-
-if TYPE_CHECKING:
-    from gemmtuned.configs.settings import Settings
 
 __builtins__ = builtins
 
@@ -55,6 +52,7 @@ def import_ahead(settings: Settings) -> None:
             importlib.import_module("gemmtuned.kernels.device")
         if settings.dispatch and (settings.tables or (settings.config_dir / MANIFEST).is_file()):
             importlib.import_module("gemmtuned.hooks.routes")
+            importlib.import_module("gemmtuned.hooks.probation")
             if settings.tables:
                 importlib.import_module("gemmtuned.configs.aiter_rows")
 

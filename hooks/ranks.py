@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.manifest import MANIFEST, line
 from gemmtuned.configs.say import tell
+from gemmtuned.configs.settings import MANIFEST
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -65,6 +65,8 @@ def _read(hook: Hook | None) -> Rows | None:
         loaded = hook.tables.loader.load(newer_than=0) if hook is not None else None
         if hook is None or loaded is None or hook.tables.refuses(loaded[0]):
             return None
+        from gemmtuned.configs.manifest import line  # it has been imported with the table
+
         return loaded[0], [line(solution) for solution in loaded[1]]
     except Exception as err:
         tell(log, logging.WARNING, "table not taken reason=%s", f"{type(err).__name__}: {err}")

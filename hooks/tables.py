@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -26,13 +25,13 @@ from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.overrides import schema_of
 from gemmtuned.hooks.pace import in_slices, let_go
-from gemmtuned.hooks.probation import Probation
 from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Loader
 
 if TYPE_CHECKING:
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.native.rows import Row
+    from gemmtuned.hooks.probation import Probation
     from gemmtuned.hooks.routes import Routes
     from gemmtuned.hooks.where import Where
 
@@ -40,12 +39,12 @@ log = logging.getLogger("gemmtuned.hooks")
 _UNCHECKED: Final = "the user's table, not checked yet: gemmtuned run or the daemon does"
 
 
-@dataclass
 class Library:
     """The native library once it is there, and what makes its rows once there are any."""
 
-    native: Native | None = None
-    routes: Routes | None = None
+    def __init__(self) -> None:
+        self.native: Native | None = None
+        self.routes: Routes | None = None
 
 
 class Tables:
@@ -66,7 +65,7 @@ class Tables:
         self.failed: dict[int, str] = {}  # id of a route that failed -> why
         self.refused = ""  # why the newest generation is not used
         self.loader = Loader(settings.config_dir)
-        self.probation = Probation(settings.home / "probation", settings.run)
+        self._probation: Probation | None = None  # none before the first table
         self.beats = Beats()
         self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
         self.user_tables = UserLoader(tuple(tables))
@@ -75,21 +74,38 @@ class Tables:
         self._asked_for = tuple(tables)
         self._unchecked = Solutions()
 
+    @property
+    def probation(self) -> Probation:
+        """What is known of tables that programs die of; made with the first table."""
+        if self._probation is None:
+            with importing():
+                from gemmtuned.hooks.probation import Probation
+
+            self._probation = Probation(self._settings.home / "probation", self._settings.run, self._library.native)
+        return self._probation
+
+    def has_launched_on_trial(self) -> bool:
+        """Whether a table that is on trial has run a kernel on a GPU."""
+        return self._probation is not None and self._probation.has_launched()
+
     def after_fork(self) -> None:
         """In a forked child: replace what the parent's threads may have held."""
         self.beats.after_fork()
         self.turns = Turns()
         self.loader = Loader(self._settings.config_dir)
-        self.probation.after_fork()
+        if self._probation is not None:
+            self._probation.after_fork()
 
     def leave(self) -> None:
         """The process ends in good order."""
-        self.probation.leave()
+        if self._probation is not None:
+            self._probation.leave()
         self.beats.hide()
 
     def give_to(self, native: Native) -> None:
         """Load the table into a library that is new; called during a turn."""
-        self.probation.pages = native
+        if self._probation is not None or len(self.table):
+            self.probation.pages = native
         self._put_on_trial(self.table)
         self._load(native, self.table, self._rows(native, self.table))
 
@@ -177,7 +193,7 @@ class Tables:
 
         Ranks keep it, because they change tables together.
         """
-        if not self.probation.turn(clock.monotonic()):
+        if self._probation is None or not self._probation.turn(clock.monotonic()):
             return
         generation = self.probation.generation
         if generation is None or not self.probation.refuses(generation):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmtuned.configs.errors import TableError
@@ -104,12 +103,12 @@ class UserLoader:
             tell(log, logging.WARNING, "table not taken reason=%s", what)
 
 
-@dataclass(slots=True)
 class _Rows:
     """What one file holds."""
 
-    solutions: Solutions = field(default_factory=Solutions)
-    seeds: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self.solutions = Solutions()
+        self.seeds: Counter[str] = Counter()
 
 
 def usable(

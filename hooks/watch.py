@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.manifest import MANIFEST, Manifest, TableFile, read_manifest, solutions_of
 from gemmtuned.configs.numbers import rows_are
 from gemmtuned.configs.packed import Solutions
 from gemmtuned.configs.say import Once, tell
-from gemmtuned.configs.unpatched import allocate_lock
+from gemmtuned.configs.settings import MANIFEST
+from gemmtuned.configs.unpatched import allocate_lock, os
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.inotify import Events
 from gemmtuned.hooks.pace import about, in_slices
 
 if TYPE_CHECKING:
+    from gemmtuned.configs.manifest import Manifest, TableFile
     from gemmtuned.hooks.native import Native
 
 SETTLE_S: Final = 0.05  # a publish is several renames: we wait until no event has come for so long
@@ -130,6 +131,12 @@ class Loader:
         A table with the same number but other files is newer: after a backup of the home was restored, its daemon uses
         numbers a second time.
         """
+        if self._is_nowhere():
+            self.refused = ""
+            return None
+        with importing():  # late, because most programs have no table
+            from gemmtuned.configs.manifest import read_manifest
+
         try:
             manifest = read_manifest(self.folder)
             if manifest is None or (manifest.generation == newer_than and not self._is_another(manifest)):
@@ -153,6 +160,16 @@ class Loader:
             self._tell(f"{rows_are(len(self.complaints))} not used, the first: {self.complaints[0]}")
         return manifest.generation, Solutions.joined(solutions for solutions, _ in files.values())
 
+    def _is_nowhere(self) -> bool:
+        """Whether nothing was ever published in the folder, as far as can be said of it."""
+        try:
+            os.stat(self.folder / MANIFEST)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return False
+
     def _is_another(self, manifest: Manifest) -> bool:
         """Whether this manifest has the number of the table taken last, but other files."""
         return self._taken is not None and self._taken[0] == manifest.generation and self._taken[1] != manifest.files
@@ -160,6 +177,7 @@ class Loader:
     def _read(self, file: TableFile) -> tuple[Solutions, list[str]]:
         with importing():
             from gemmtuned.configs import launch  # noqa: F401  what reading a row with a launch record imports
+            from gemmtuned.configs.manifest import solutions_of
 
         complaints: list[str] = []
         return Solutions(solutions_of(self.folder, file, complaints, pace=in_slices)), complaints
