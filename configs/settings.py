@@ -327,6 +327,8 @@ def _expanded(text: str) -> Path:
 
 def _tables(env: Mapping[str, str]) -> tuple[UserTables, ...]:
     """The tables that the AITER_CONFIG_* variables name; several paths in one are separated as in PATH."""
+    if not any(name.startswith("AITER_CONFIG_") for name in env):
+        return ()
     from gemmtuned.configs.variables import AITER_CONFIGS
 
     found = []

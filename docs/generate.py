@@ -23,7 +23,7 @@ from gemmtuned.configs import errors
 from gemmtuned.configs.beside import ENGINES as COMPARED
 from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.db import migrations, queries
-from gemmtuned.hooks.engine_operators import OPERATORS, UNSEEN, Operator
+from gemmtuned.hooks.engine_operators import UNSEEN, Operator, operators
 from gemmtuned.reports.questions import QUESTIONS, meaning_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -247,7 +247,7 @@ def _engines() -> str:
         (engine, path, family, routed, graphs.get(engine.split()[0], "by its program"), since, tested)
         for engine, path, family, routed, since, tested in (line.split(" | ") for line in TORCHS.strip().splitlines())
     ]
-    rows += [_operator(one) for one in OPERATORS]
+    rows += [_operator(one) for one in operators()]
     rows += [(what, f"`{module}`", "not seen", "no", "-", "-", "-") for module, what in UNSEEN.items()]
     return "\n\n".join([
         "# Ways to a product, engine by engine" + _MADE,

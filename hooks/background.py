@@ -122,6 +122,7 @@ class Background:
         self._parts, self._sleeper = tuple(parts), sleeper
         self._state = FrameLock()  # around what follows, for moments
         self._awake = FrameLock()  # held by the thread while it does not sleep, and by a fork until it is over
+        self._lives = allocate_lock()  # held from the thread's first step to its last
         self._ending = False
         self._last: Callable[[], None] | None = None  # what it does before it ends
         self._thread: int | None = None  # a pthread_t, until it is joined
@@ -188,7 +189,10 @@ class Background:
         """Wait for the end of the thread, so that a signal's handler may come in between; True when it has ended."""
         until_s = clock.monotonic() + timeout_s
         while self._running and clock.monotonic() < until_s:
-            sleep(_LOOK_S)
+            if self._lives.acquire(timeout=max(until_s - clock.monotonic(), 0.0)):
+                self._lives.release()
+                if self._running:  # it has not begun yet
+                    sleep(_LOOK_S)
         return self._join(max(until_s - clock.monotonic(), _LOOK_S)) if not self._running else False
 
     @property
@@ -217,6 +221,7 @@ class Background:
                 _libc.pthread_detach(c_ulong(_libc.pthread_self()))
                 return
             self._thread, self._running, self._beginning = _libc.pthread_self(), True, False
+            self._lives.acquire(blocking=False)  # a handler's exception may have left it held by who waited
             self._coming = False
         our_thread()
         try:
@@ -260,6 +265,8 @@ class Background:
             if self._ending and self._last is None:
                 self._sleeper.close()
                 self._running = False
+                with suppress(RuntimeError):
+                    self._lives.release()
             return not self._running
 
     def _due_s(self, part: Part) -> float:

@@ -14,7 +14,7 @@ it does more than a product (quantises X), its calls are opaque: they are counte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from gemmtuned.configs.value_class import value_class
@@ -276,19 +276,24 @@ def _ours() -> tuple[Operator, ...]:
     )  # fmt: skip
 
 
-OPERATORS: Final = (
-    *_vllm(),
-    *_vllm_packed(),
-    *_vllm_on_cpus(),
-    *_sglang(),
-    *_ours(),
-    Operator(schema="deep_gemm::fp8_fp4_gemm_nt", y="d", x="a"),
-    Operator(
-        schema="trtllm::fp8_block_scaling_gemm_impl(Tensor mat1, Tensor mat2, Tensor mat1Scale, Tensor mat2Scale) "
-        "-> (Tensor)",
-        x="mat1",
-    ),
-)
+@cache
+def operators() -> tuple[Operator, ...]:
+    """All of them, made when first asked for: not while the program imports torch."""
+    return (
+        *_vllm(),
+        *_vllm_packed(),
+        *_vllm_on_cpus(),
+        *_sglang(),
+        *_ours(),
+        Operator(schema="deep_gemm::fp8_fp4_gemm_nt", y="d", x="a"),
+        Operator(
+            schema="trtllm::fp8_block_scaling_gemm_impl(Tensor mat1, Tensor mat2, Tensor mat1Scale, Tensor mat2Scale) "
+            "-> (Tensor)",
+            x="mat1",
+        ),
+    )
+
+
 # Modules whose functions make products that no dispatcher sees: name -> what they are
 UNSEEN: Final = {
     "deep_gemm": "DeepGEMM's functions",

@@ -18,7 +18,8 @@ from typing import Any, Final
 from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.say import tell
 from gemmtuned.hooks.declared import Declaration, Declared
-from gemmtuned.hooks.engine_operators import FORMS, OPERATORS, UNSEEN, Operator
+from gemmtuned.hooks.engine_operators import FORMS, UNSEEN, Operator
+from gemmtuned.hooks.engine_operators import operators as all_operators
 from gemmtuned.hooks.native.library import Native, NativeError
 from gemmtuned.hooks.overrides import is_there, schema_of
 
@@ -30,8 +31,8 @@ _MOST_TEXT: Final = 8000  # of all of it; the database takes a little more
 class ForeignOperators:
     """The operators of others that are seen in this process."""
 
-    def __init__(self, operators: tuple[Operator, ...] = OPERATORS) -> None:
-        self._operators = operators
+    def __init__(self, operators: tuple[Operator, ...] | None = None) -> None:
+        self._operators = operators  # None: all
         self._asked: dict[str, tuple[str, tuple[int, ...], int] | Operator] = {}  # by name; see `_ask_for`
         self._looking = FrameLock()
         self._declared = Declared()
@@ -45,7 +46,9 @@ class ForeignOperators:
         if not self._looking.enter(0.0):  # another thread looks, and before a capture nobody waits for long
             return
         try:
-            self._asked = self._asked or {one.name: _ask_for(one) for one in self._operators}
+            if not self._asked:
+                known = all_operators() if self._operators is None else self._operators
+                self._asked = {one.name: _ask_for(one) for one in known}
             stands = {name: self._stand(library, name) for name in self._asked if name not in self.changed}
             self._announced += self._declared.new()
             for declared in self._announced:

@@ -50,6 +50,8 @@ def import_ahead(settings: Settings) -> None:
             require_standard("sqlite3")
             importlib.import_module("gemmtuned.db.guest")
             importlib.import_module("gemmtuned.kernels.device")
+        if sys.modules["torch"].version.cuda:
+            importlib.import_module("gemmtuned.hooks.graphs")
         if settings.dispatch and (settings.tables or (settings.config_dir / MANIFEST).is_file()):
             importlib.import_module("gemmtuned.hooks.routes")
             importlib.import_module("gemmtuned.hooks.probation")

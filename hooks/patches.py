@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
@@ -25,10 +25,12 @@ from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.compiled import Compiled
 from gemmtuned.hooks.foreign import ForeignOperators
-from gemmtuned.hooks.graphs import GraphCounts
-from gemmtuned.hooks.imports import import_ahead
+from gemmtuned.hooks.imports import import_ahead, importing
 from gemmtuned.hooks.native import build as native_build
 from gemmtuned.hooks.tables import Library, Tables
+
+if TYPE_CHECKING:
+    from gemmtuned.hooks.graphs import GraphCounts
 
 log = logging.getLogger("gemmtuned.hooks")
 LOOK_S: Final = 5.0  # between two looks for a library that was not there at the start
@@ -220,6 +222,9 @@ def watch_graphs(library: native.Native, settings: Settings, before: Callable[[]
     if not library.has_cuda:
         return None
     import torch
+
+    with importing():
+        from gemmtuned.hooks.graphs import GraphCounts
 
     graphs = GraphCounts(
         library, torch.cuda.CUDAGraph, torch.cuda.current_device, before=before, replays=settings.capture

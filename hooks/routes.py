@@ -21,8 +21,8 @@ from gemmtuned.configs.say import tell
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of, padded
 from gemmtuned.hooks.native import Native
-from gemmtuned.hooks.native.rows import Row
 from gemmtuned.hooks.native.launches import conditions, kernel_launch, library_launch, operator_call
+from gemmtuned.hooks.native.rows import Row
 from gemmtuned.hooks.native.structures import RowBlocks
 from gemmtuned.hooks.overrides import schema_of
 from gemmtuned.hooks.unserved import engines_of

@@ -17,7 +17,7 @@ AZP = 1 + OPERATORS.index("_C::cutlass_scaled_mm_azp")
 LOST, AS_GOOD = 1 << CUTLASS, 1 << FIRST_OF_GOOD + CUTLASS
 STANDING = """
     def stand(name):
-        [one] = [operator for operator in OPERATORS if operator.name == name]
+        [one] = [operator for operator in operators() if operator.name == name]
         return hook.stand_before(one.name, one.schema, one.arguments, one.code)
 
     def told():

@@ -425,7 +425,7 @@ def test_our_own_operator_of_int8_is_served_by_a_kernel_and_an_engines_is_left_t
     record = scaled_fragments(config, problem).launch
     record.check_for(problem)
     served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
-    for one in OPERATORS:
+    for one in operators():
         if one.name in ("_C::cutlass_scaled_mm", "gemmtuned::int8_scaled_mm"):
             hook.stand_before(one.name, one.schema, one.arguments, one.code)
     ix, iw = to_gpu(x8.view(torch.int8), w8.view(torch.int8))
@@ -462,7 +462,7 @@ def test_zero_points_are_passed_to_a_kernel_from_our_own_operator_and_an_engines
     engine.define("cutlass_scaled_mm_azp(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
                   "Tensor azp_adj, Tensor? azp, Tensor? bias) -> ()")
     engine.impl("cutlass_scaled_mm_azp", lambda *given: stock.append(len(given)), "CUDA")
-    for one in OPERATORS:
+    for one in operators():
         if one.sums_w:
             hook.stand_before(one.name, one.schema, one.arguments, one.code)
     ix, iw, sums, zero = to_gpu(x8.view(torch.int8), w8.view(torch.int8), torch.ones(8).int(), torch.ones(4).int())
@@ -501,7 +501,7 @@ def test_a_shuffled_weight_is_served_by_kernels_of_its_own_key(run: Any) -> None
     record = scaled_fragments(config, problem).launch
     record.check_for(problem)
     served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
-    for one in OPERATORS:
+    for one in operators():
         if one.name in ("gemmtuned::int8_scaled_mm", "gemmtuned::shuffled_scaled_mm"):
             hook.stand_before(one.name, one.schema, one.arguments, one.code)
     gx, gw, gsx, gsw = to_gpu(x8, w8, sx, sw)
@@ -536,7 +536,7 @@ def test_our_own_operator_of_blocks_is_served_as_its_scales_lie_and_with_sums_th
     record.check_for(problem)
     record = replace(record, arguments=record.arguments[:-2])  # how far scales are apart
     served(problem, record, 5, packed.kernel_launch(record, 0x3001, 2))
-    for one in OPERATORS:
+    for one in operators():
         if one.name in ("_C::cutlass_scaled_mm", "gemmtuned::block_scaled_mm"):
             hook.stand_before(one.name, one.schema, one.arguments, one.code)
     cuda.fake_shape(8, 256, 1.0)
@@ -557,7 +557,7 @@ def test_our_own_operator_of_a_quantised_weight_is_served_by_a_kernel_where_it_f
     said = run(
         OPERANDS,
         """
-    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.hooks.engine_operators import operators
     from gemmtuned.ops import gemm_a16w4
     x = torch.randint(-2, 3, (4, 32)).bfloat16()
     w, s = torch.randint(0, 256, (8, 16), dtype=torch.uint8), torch.exp2(torch.randint(-2, 3, (8, 1)).float())
@@ -573,7 +573,7 @@ def test_our_own_operator_of_a_quantised_weight_is_served_by_a_kernel_where_it_f
     )
     record.check_for(problem)
     served(problem, record, 5, packed.kernel_launch(record, 0x3003, 2))
-    one = next(one for one in OPERATORS if one.name == "gemmtuned::weight_only_mm")
+    one = next(one for one in operators() if one.name == "gemmtuned::weight_only_mm")
     hook.stand_before(one.name, one.schema, one.arguments, one.code)
     cuda.fake_shape(8, 32, 1.0)
     out, wide = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16), torch.zeros(4, 16, dtype=torch.bfloat16))
@@ -595,7 +595,7 @@ def test_our_own_operator_of_two_operands_of_4_bits_is_served_by_a_kernel_where_
     said = run(
         OPERANDS,
         """
-    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.hooks.engine_operators import operators
     from gemmtuned.ops import gemm_a4w4
     both = torch.tensor([1, 16])[:, None, None]
     x, w = ((torch.randint(0, 3, (2, rows, 16)) * both).sum(0).byte() for rows in (4, 8))
@@ -612,7 +612,7 @@ def test_our_own_operator_of_two_operands_of_4_bits_is_served_by_a_kernel_where_
     )
     record.check_for(problem)
     served(problem, record, 5, packed.kernel_launch(record, 0x3006, 2))
-    one = next(one for one in OPERATORS if one.name == "gemmtuned::mxfp4_mm")
+    one = next(one for one in operators() if one.name == "gemmtuned::mxfp4_mm")
     hook.stand_before(one.name, one.schema, one.arguments, one.code)
     cuda.fake_shape(8, 32, 1.0)
     out, wide = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16), torch.zeros(4, 16, dtype=torch.bfloat16))

@@ -14,7 +14,7 @@ from hooked import Home
 
 from gemmtuned.configs.beside import ENGINES
 from gemmtuned.db.queries import sessions
-from gemmtuned.hooks.engine_operators import OPERATORS
+from gemmtuned.hooks.engine_operators import operators
 from gemmtuned.hooks.native import build
 
 pytestmark = pytest.mark.skipif(
@@ -369,7 +369,7 @@ def test_switched_off_they_are_as_without_us(home: Home) -> None:
     assert not [p for p in seen_in(home, code) if p.startswith("scaled")]
 
 
-EXACT = [operator for operator in OPERATORS if operator.is_exact]
+EXACT = [operator for operator in operators() if operator.is_exact]
 
 
 def test_the_table_names_arguments_that_its_schemas_have() -> None:
@@ -382,8 +382,8 @@ def test_the_table_names_arguments_that_its_schemas_have() -> None:
         assert all(operator.arguments[i] >= 0 for i in named)
         assert y >= 0 or operator.schema.endswith("-> (Tensor)")
         assert not operator.routed or operator.name.startswith("gemmtuned::") or operator.name in ENGINES
-    assert len({operator.name for operator in OPERATORS}) == len(OPERATORS)
-    numbered = {operator.engine: operator.name for operator in OPERATORS if operator.engine}
+    assert len({operator.name for operator in operators()}) == len(operators())
+    numbered = {operator.engine: operator.name for operator in operators() if operator.engine}
     assert numbered == dict(enumerate(ENGINES, 1))
 
 
@@ -400,7 +400,7 @@ STAND_INS = """
     import torch
     from torch.library import Library
     from gemmtuned.hooks import activate
-    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.hooks.engine_operators import operators
 
     hook = activate.current()
     m, n, k, fp8, bf16 = 4, 128, 256, torch.float8_e4m3fn, torch.bfloat16
@@ -449,7 +449,7 @@ def test_every_operator_of_the_table_is_counted_under_its_own_problem(home: Home
         STAND_INS
         + """
     story = []
-    for one in OPERATORS:
+    for one in operators():
         text = one.schema if one.is_exact else one.name + "(Tensor a, Tensor sfa, Tensor d, int[3]? recipe=None) -> ()"
         space, _, rest = text.partition("::")
         names = [tuple(part.split()[:2]) for part in rest[rest.index("(") + 1:rest.index(") ->")].split(", ")]
@@ -471,7 +471,7 @@ def test_every_operator_of_the_table_is_counted_under_its_own_problem(home: Home
     story, changed = done.said
 
     assert changed == {}
-    assert len(story) == len(OPERATORS)
+    assert len(story) == len(operators())
     for name, form, values, counted in story:
         assert values == [2.0], name
         [[problem, calls]] = counted
@@ -491,7 +491,7 @@ def test_what_is_no_scaled_product_of_ours_is_counted_as_opaque(home: Home) -> N
     done = home.run(
         STAND_INS
         + """
-    one = next(one for one in OPERATORS if one.name == "vllm::fp8_gemm_nt_op")
+    one = next(one for one in operators() if one.name == "vllm::fp8_gemm_nt_op")
     fragment("vllm").define(one.schema.partition("::")[2].replace("Tensor output", "Tensor! output"))
     fragment("vllm").impl("fp8_gemm_nt_op", lambda q, qs, w, ws, y, e8m0: None, "CPU")
     hook.patches.look_for_foreign()
@@ -520,7 +520,7 @@ def test_zero_points_of_an_engine_make_another_problem_than_none(home: Home) -> 
     done = home.run(
         STAND_INS
         + """
-    one = next(one for one in OPERATORS if one.name == "_C::cutlass_scaled_mm_azp")
+    one = next(one for one in operators() if one.name == "_C::cutlass_scaled_mm_azp")
     fragment("_C").define(one.schema.partition("::")[2].replace("Tensor out", "Tensor! out"))
 
     def kernel(out, a, b, sa, sb, adj, azp, bias):

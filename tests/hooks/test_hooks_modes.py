@@ -66,12 +66,12 @@ def test_a_mode_sees_nothing_of_what_we_look_at_of_an_engines_operator(home: Hom
     said = home.run(
         PROGRAM
         + """
-    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.hooks.engine_operators import operators
     vllm = torch.library.Library("vllm", "DEF")
     vllm.define("fp8_gemm_nt_op(Tensor q_input, Tensor input_scale, Tensor weight, Tensor weight_scale, "
                 "Tensor(a!) output, bool use_deep_gemm_e8m0) -> ()")
     vllm.impl("fp8_gemm_nt_op", lambda *given: None, "CPU")
-    [one] = [operator for operator in OPERATORS if operator.name == "vllm::fp8_gemm_nt_op"]
+    [one] = [operator for operator in operators() if operator.name == "vllm::fp8_gemm_nt_op"]
     stands = hook.native.stand_before(one.name, one.schema, one.arguments, one.code)
     x8, w8 = (torch.zeros(rows, 256).to(torch.float8_e4m3fn) for rows in (4, 256))
     sx, sw, out, seen = torch.ones(4, 2), torch.ones(2, 2), torch.zeros(4, 256, dtype=torch.bfloat16), []

@@ -59,7 +59,7 @@ SCALED = """
 """
 # An engine whose operator only notes how many operands came
 ENGINE = """
-    from gemmtuned.hooks.engine_operators import OPERATORS
+    from gemmtuned.hooks.engine_operators import operators
     engine, stock = torch.library.Library("_C", "FRAGMENT"), []
     engine.define("cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
                   "Tensor? bias) -> ()")
