@@ -19,16 +19,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks.native.our_thread import OurThread, knows_of_forks
-from gemmtuned.hooks.native.records import (
-    HOW,
-    LAYOUT,
-    GtFailure,
-    PackedProblem,
-    Record,
-    Unread,
-    lies_so,
-    pack,
-)
+from gemmtuned.hooks.native.records import HOW, LAYOUT, GtFailure, PackedProblem, Record, Unread, lies_so, pack
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
 
 if TYPE_CHECKING:
@@ -143,8 +134,7 @@ class Native(OurThread):
         for name, result, *arguments in SIGNATURES:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
-        if not lies_so(LAYOUT, (lib.gt_fields() or b"").decode()):
-            raise NativeError(f"{path} was built from other sources. Run: gemmtuned doctor --build")
+        _compare(LAYOUT, lib)
         self._lib, self._path = lib, path
         self.left: dict[str, str] = {}  # operators that somebody else has overridden -> where that was registered
         self._watch: Watch | None = None
@@ -164,13 +154,13 @@ class Native(OurThread):
         self.left = {}
         if prepared == 1 and "does not load" not in why:  # without a driver there are no such calls
             self.left["CUDA"] = why
-        ours, had = [], False
+        ours, had = [], 0
         for number, operator in enumerate(self.operators()):
             if operator.startswith("CUDA ") and not self.has_cuda:
                 continue
             place = registered_at(operator)
             if self._lib.gt_is_installed(number):  # by an earlier enable(); somebody may have come on top since
-                had = True
+                had += 1
                 ours.append(operator)
             elif is_torchs(place):
                 if self._lib.gt_install(number, text, len(text)) == 0:
@@ -182,9 +172,7 @@ class Native(OurThread):
         self._watch = Watch(ours)
         if had:
             self.overridden(anew=True)
-        with suppress(
-            OSError
-        ):  # compiled C++ that is loaded from now on calls ours (shims.h), unless torch's come first
+        with suppress(OSError):  # compiled C++ that is loaded from now on calls ours (shims.h), unless torch's is first
             ctypes.CDLL(str(self._path), mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
 
     @property
@@ -296,19 +284,12 @@ class Native(OurThread):
 
     def load(self, rows: Iterable[Row], generation: int) -> tuple[int, str]:
         """Swap in a new table; (how many rows it could not take, why). Raises NativeError without memory for it."""
-        packed = None if rows == () else self._packed(rows)
+        packed = _packed(self._lib, rows) if rows != () else None
+        array, count = (packed.array, packed.count) if packed is not None else (None, 0)
         error = _Reason()
-        array, count = (None, 0) if packed is None else (packed.array, packed.count)
         if self._lib.gt_load(array, count, generation, error, len(error)) != 0:
             raise NativeError(f"the table was not taken up: {error.value.decode(errors='replace')}")
-        return (0, "") if packed is None else (packed.refused, packed.why)
-
-    def _packed(self, rows: Iterable[Row]) -> PackedRows:
-        from gemmtuned.hooks.native import rows as of_tables  # with the first table, as hooks/routes.py
-
-        if not lies_so(of_tables.LAYOUT, (self._lib.gt_fields() or b"").decode()):
-            raise NativeError(f"{self._path} was built from other sources. Run: gemmtuned doctor --build")
-        return of_tables.PackedRows(rows)
+        return (packed.refused, packed.why) if packed is not None else (0, "")
 
     def find(self, problem: Problem, *, graph: bool = False, place: str = "cpu") -> tuple[str, int | None]:
         """(outcome, route id) that a call with this problem would get now."""
@@ -392,6 +373,19 @@ class Native(OurThread):
     def padded_m(self, m: int, n: int, covers: str) -> int:
         """The C++ twin of configs.padding.padded_m."""
         return int(self._lib.gt_padded_m(m, n, COVERS.index(covers)))
+
+
+def _compare(layout: str, lib: Any) -> None:
+    """Raises NativeError where structures of `layout` lie otherwise in the library."""
+    if not lies_so(layout, (lib.gt_fields() or b"").decode()):
+        raise NativeError(f"{lib._name} was built from other sources. Run: gemmtuned doctor --build")
+
+
+def _packed(lib: Any, rows: Iterable[Row]) -> PackedRows:
+    from gemmtuned.hooks.native import rows as of_tables  # with the first table, as hooks/routes.py
+
+    _compare(of_tables.LAYOUT, lib)
+    return of_tables.PackedRows(rows)
 
 
 @lru_cache(1024)  # asked for each of them every second
