@@ -1,7 +1,8 @@
 """`value_class`: as dataclass(frozen=True, slots=True), which takes four times as long to make a class.
 
 Every program with the hook makes a dozen of these classes when it starts.  `dataclass` compiles six functions for each,
-one by one (Python 3.11: 1 to 3 ms of CPU a class); here only `__init__` is compiled, and all classes share the others.
+one by one (Python 3.11: 1 to 3 ms of CPU a class); here only `__init__` is compiled, with the first value, and all
+classes share the others.
 `fields`, `replace` and `asdict` of the standard library, copies, pickles and type checkers take them as they are.
 """
 
@@ -41,7 +42,7 @@ def value_class(cls: type[Any] | None = None, /, *, kw_only: bool = False) -> An
     made: Any = dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
     own = fields(made)
     functions = {
-        "__init__": _init(made, own),
+        "__init__": _late_init(made, own),
         "__eq__": _eq([each.name for each in own if each.compare]),
         "__hash__": _hash([each.name for each in own if (each.compare if each.hash is None else each.hash)]),
     }
@@ -69,6 +70,32 @@ def _hash(names: list[str]) -> Callable[[Any], int]:
         return hash(hashed(self))
 
     return __hash__
+
+
+def _late_init(cls: type[Any], own: tuple[Field[Any], ...]) -> Any:
+    """`__init__`, which is compiled with the first value: many programs make none of most classes."""
+
+    def compiled() -> Any:
+        cls.__init__ = init = _init(cls, own)  # type: ignore[misc]
+        return init
+
+    def __init__(self: Any, *args: Any, **named: Any) -> None:
+        compiled()(self, *args, **named)
+
+    __init__.__dict__["compiled"] = compiled
+    return __init__
+
+
+class _Signature:
+    """What inspect.signature says of a class, also before it has a value."""
+
+    def __get__(self, _: object, cls: type[Any]) -> Any:
+        import inspect
+
+        init = vars(cls)["__init__"]
+        init = init.compiled() if hasattr(init, "compiled") else init
+        whole = inspect.signature(init)
+        return whole.replace(parameters=[*whole.parameters.values()][1:])
 
 
 def _init(cls: type[Any], own: tuple[Field[Any], ...]) -> Any:
@@ -122,4 +149,5 @@ class _Shared:
             object.__setattr__(self, each.name, told)
 
 
-_SHARED: Final = {name: function for name, function in vars(_Shared).items() if callable(function)}
+_SHARED: Final[dict[str, Any]] = {name: function for name, function in vars(_Shared).items() if callable(function)}
+_SHARED["__signature__"] = _Signature()

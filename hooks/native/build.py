@@ -29,7 +29,6 @@ from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.open_files import limit_reached
-from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.temporary import beside
@@ -330,6 +329,8 @@ def _here() -> Path:
 
 def _main(arguments: list[str]) -> int:
     if "--nice" in arguments:
+        from gemmtuned.configs.priority import give_way  # a program that only looks for the library needs it not
+
         give_way(19)
     try:
         build(Settings.from_env().cache)
