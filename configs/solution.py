@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import field
@@ -206,9 +205,13 @@ _OWN: Final = (
 _NOT_THE_PROBLEMS: Final = frozenset((*_OWN, "launch", "beside"))
 
 
+_OF_SLUGS: Final = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.")
+
+
 def slug(text: str, limit: int = 60) -> str:
     """Text as part of a file name or key: lower case letters, digits, `.` and `-`."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:limit] or "x"
+    words = "".join(c if c in _OF_SLUGS else " " for c in text.lower()).split()
+    return "-".join(words).strip("-.")[:limit] or "x"
 
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
