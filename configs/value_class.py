@@ -76,7 +76,7 @@ def _late_init(cls: type[Any], own: tuple[Field[Any], ...]) -> Any:
     """`__init__`, which is compiled with the first value: many programs make none of most classes."""
 
     def compiled() -> Any:
-        cls.__init__ = init = _init(cls, own)  # type: ignore[misc]
+        cls.__init__ = init = _init(cls, own)
         return init
 
     def __init__(self: Any, *args: Any, **named: Any) -> None:
