@@ -27,8 +27,10 @@ from gemmtuned.ops.quantised_arguments import (
     check_plain,
     check_result,
     codes_of,
+    factors_of,
     powers_of,
     scale_of,
+    scaled_bias,
     scales_of,
     tensor,
     wants_derivatives,
@@ -141,16 +143,27 @@ def gemm_a4w4(
     B_scale: Tensor,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    alpha: float | None = 1.0,
+    beta: float | None = None,
+    bpreshuffle: bool | None = None,
 ) -> Tensor:
-    """Y[M, N] = A @ B.T + bias of MXFP4: A [M, K/2], B [N, K/2], two e2m1 a byte, the lower first, scales [., K/32].
+    """Y[M, N] = alpha * A @ B.T + beta * bias of MXFP4: A [M, K/2], B [N, K/2], two e2m1 a byte, the lower first.
 
-    Scales: e8m0, a byte b stands for 2^(b - 127), 255 for NaN; they are not shuffled.  With the hook and up to 2048
+    Scales: [., K/32] of e8m0, a byte b stands for 2^(b - 127), 255 for NaN; they are not shuffled.  bias: [N].
+    alpha, beta: 1 where they are not given, as AITER's kernels in assembly have them, but for beta, which is 0 there:
+    a bias is then not read.  With another alpha the product is one of numbers of fp32, rounded once at the end.
+
+    With the hook and up to 2048
     rows of A on an NVIDIA GPU (16 in compiled code; in other code any number from sm_100 on, which multiplies MXFP4) it
     is one operator (mxfp4.py), for which there are kernels.  Elsewhere A becomes dtype, which holds its values exactly
     but for scales beyond it, and what follows is gemm_a16w4's product of A and B.
-    Raises GemmtunedError for other sizes and types, and for a shuffled weight.
+    Raises GemmtunedError for other sizes and types, for a beta without a bias, and for a shuffled weight, which
+    bpreshuffle asks for.
     """
     op = "gemm_a4w4"
+    times, of_bias = factors_of(op, alpha, beta, bias)
+    if bpreshuffle:
+        raise GemmtunedError(f"{op}: bpreshuffle is {bpreshuffle!r}: hand the plain weight, and scales as they are")
     check_result(op, dtype)
     check_plain(op, B)
     a, b = codes_of(f"{op}: A", A), codes_of(f"{op}: B", B)
@@ -160,7 +173,11 @@ def gemm_a4w4(
             f"{op}: A is {tuple(a.shape)} on {a.device} and B {tuple(b.shape)} on {b.device}, expected [M, K/2] and "
             "[N, K/2] on one device"
         )
-    added = bias_of(op, bias, b, dtype)
+    if times != 1:
+        y = weight_only_linear(dequantised(a, of_a, "mxfp4", torch.float32), b, of_b, None).float() * times
+        added = scaled_bias(op, bias, b, torch.float32, of_bias)
+        return (y if added is None else y + added).to(dtype)
+    added = scaled_bias(op, bias, b, dtype, of_bias)
     if can_be_multiplied(dtype, a, b, of_a, of_b, added):
         return mxfp4_linear(a, b, of_a, of_b, added, dtype)
     return weight_only_linear(dequantised(a, of_a, "mxfp4", dtype), b, of_b, added)

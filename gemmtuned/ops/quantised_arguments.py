@@ -56,6 +56,24 @@ def bias_of(op: str, bias: Tensor | None, w: Tensor, dtype: torch.dtype) -> Tens
     return None if bias is None else row_of(op, bias, w).to(dtype)
 
 
+def factors_of(op: str, alpha: float | None, beta: float | None, bias: Tensor | None) -> tuple[float, float]:
+    """alpha and beta of alpha * product + beta * bias; 1 where they are None."""
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if factor is not None and not isinstance(factor, int | float):
+            raise GemmtunedError(f"{op}: {name} is {factor!r}, expected a number")
+    if beta and bias is None:
+        raise GemmtunedError(f"{op}: beta is {beta!r}, and there is no bias")
+    return 1.0 if alpha is None else alpha, 1.0 if beta is None else beta
+
+
+def scaled_bias(op: str, bias: Tensor | None, w: Tensor, dtype: torch.dtype, beta: float) -> Tensor | None:
+    """beta * bias in dtype, multiplied in fp32; None without one, and where beta is 0: it is not read."""
+    if bias is None:
+        return None
+    row = row_of(op, bias, w)
+    return None if beta == 0 else row.to(dtype) if beta == 1 else (row.float() * beta).to(dtype)
+
+
 def row_of(op: str, bias: Tensor, w: Tensor) -> Tensor:
     """[N], of a bias [N] or [1, N]; w: [N, ..]."""
     n, shape = w.shape[0], tuple(tensor(f"{op}: bias", bias).shape)

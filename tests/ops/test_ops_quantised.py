@@ -219,6 +219,48 @@ def test_a4w4_is_one_operator_where_there_may_be_a_kernel(monkeypatch: pytest.Mo
     assert asked == [(dtype, [torch.uint8] * 4 + [dtype])]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("alpha", "beta"),
+    [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.375, 1.0), (-2.0, 3), (0.0, 1.0), (None, None), (1, None)],
+)
+def test_a4w4_has_aiters_alpha_and_beta(alpha: float | None, beta: float | None, dtype: torch.dtype) -> None:
+    (a, codes_a), (b, codes_b), bias = four(5, 96), four(24, 96), normal(24)
+    of_a, of_b = torch.full((5, 3), 125).byte(), torch.full((24, 3), 129).byte()
+    exact, size = product(E2M1[codes_a] * 0.25, E2M1[codes_b] * 4)
+    times, more = (1.0 if factor is None else factor for factor in (alpha, beta))
+
+    y = ops.gemm_a4w4(a, b, of_a, of_b, bias, dtype, alpha, beta)
+    assert y.dtype == dtype
+    assert is_near(y, times * exact + more * bias.double(), abs(times) * size + abs(more) * bias.double().abs(), dtype)
+    torch.compiler.reset()  # each pair is a constant of its code
+    compiled = torch.compile(ops.gemm_a4w4, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(a, b, of_a, of_b, bias, dtype, alpha, beta), y)
+    torch.compiler.reset()
+
+
+def test_a4w4_reads_no_bias_with_a_beta_of_0_and_keeps_a_small_alpha_from_overflowing() -> None:
+    a, b = four(5, 64)[0], four(24, 64)[0]
+    of_a, of_b = torch.full((5, 2), 139).byte(), torch.full((24, 2), 139).byte()  # 2^12 each
+    nan = torch.full((24,), torch.nan)
+    plain = ops.gemm_a4w4(a, b, of_a, of_b)
+    assert torch.equal(ops.gemm_a4w4(a, b, of_a, of_b, nan, beta=0.0), plain)
+    assert torch.equal(ops.gemm_a4w4(a, b, of_a, of_b, beta=0.0), plain) and torch.equal(
+        ops.gemm_a4w4(a, b, of_a, of_b, beta=None, bpreshuffle=False), plain
+    )
+    assert not ops.gemm_a4w4(a, b, of_a, of_b, dtype=torch.float16).isfinite().all()
+    small = ops.gemm_a4w4(a, b, of_a, of_b, dtype=torch.float16, alpha=2.0**-24)
+    assert small.isfinite().all() and torch.allclose(small.float(), plain.float() * 2.0**-24, rtol=0.01)
+
+
+def test_derivatives_by_the_bias_are_scaled_by_beta() -> None:
+    a, b, of_a, of_b = four(5, 64)[0], four(24, 64)[0], torch.full((5, 2), 126).byte(), torch.full((24, 2), 126).byte()
+    for alpha in (1.0, 0.5):
+        bias = normal(24).requires_grad_()
+        ops.gemm_a4w4(a, b, of_a, of_b, bias, torch.float32, alpha, 0.25).sum().backward()
+        assert bias.grad is not None and torch.allclose(bias.grad, torch.full((24,), 5 * 0.25))
+
+
 def test_the_operator_of_mxfp4_refuses_what_it_would_read_as_something_else() -> None:
     def call(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, out: Tensor) -> None:
         torch.ops.gemmtuned.mxfp4_mm(out, a, b, of_a, of_b, None)
