@@ -60,6 +60,7 @@ LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
 ZERO_POINTS: Final = ("tensor+zero", "row+zero")  # of X alone
+_OF_X: Final = ". Zero points are those of X: no product with zero points of W has a key of its own"
 SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor", "1x64", *ZERO_POINTS)
 SCALE_LAYOUTS: Final = ("row", "col", "row_padded", "col_padded", "swizzled", "other")
 # The defaults of scales: W's kind for that of X, and the dtype for a kind
@@ -373,9 +374,8 @@ def _filled(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             f"{did_you_mean(family, FAMILIES)}"
         )
     for name, value in told.items():
-        allowed = _CLOSED[name]
-        if value not in allowed:
-            near = did_you_mean(value, allowed)
+        if value not in (allowed := _CLOSED[name]):
+            near = _OF_X if name == "wscale" and value in ZERO_POINTS else did_you_mean(value, allowed)
             raise ProblemError(f"{name} is {value!r}, expected one of {', '.join(allowed)}{near}")
     return tuple(filled.items())
 

@@ -110,6 +110,8 @@ def _why_not(s: dict[str, Any], environment: Environment) -> str:
 
 
 def _queue(problem: Problem, here: dict[str, Any] | None, *, hit: bool) -> str:
+    if here is None and why_not(problem):
+        return reason(problem)
     if here is None:
         return "never seen in this environment: run a program that calls it with GEMMTUNED=1, or gemmtuned tune"
     seen = "1 call" if here["calls"] == 1 else f"{here['calls']:,} calls"

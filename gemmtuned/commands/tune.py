@@ -19,6 +19,7 @@ from gemmtuned.commands.tune_sources import Defaults, OfModel, Wanted, decided, 
 from gemmtuned.configs.aiter_rows import family_of
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.configs.solution import CROWDED, Device, Solution
+from gemmtuned.configs.tunable import why_not
 from gemmtuned.hooks.dispatch import NATIVE_CODES
 from gemmtuned.reports.progress import progress
 from gemmtuned.reports.render import TIMES, Column, Report, Table, complain, percent, several, show, small
@@ -287,7 +288,9 @@ def _plan(wanted: Wanted, before: int, *, dry_run: bool) -> Report:
     if before:
         note += f"; {before} of them have a verdict, measured again with --all or other versions"
     facts = {"dry_run": dry_run, "failed": 0, "decided": before, **keys}
-    return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note])
+    never = [problem for problem in wanted.problems if why_not(problem)]
+    said = [f"{len(never)} of them cannot be tuned, for example {never[0]}: {why_not(never[0])}"] if never else []
+    return Report("tune", [*tables, Table("rows", _PLAN, rows)], facts, notes=[*wanted.notes, note, *said])
 
 
 def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:

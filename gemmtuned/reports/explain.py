@@ -10,6 +10,8 @@ from gemmtuned.configs.moment import duration
 from gemmtuned.configs.padding import fine_step
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
+from gemmtuned.configs.tunable import why_not
+from gemmtuned.db.abilities import reason
 from gemmtuned.reports.gains import EVERY_M
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import TIMES, Column, Report, Row, Table
@@ -129,4 +131,6 @@ def _unseen(problem: Problem, solutions: Sequence[Row]) -> str:
             sizes = f"M={row['m']}" if row["covers"] == "exact" else f"sizes up to M={row['m']}"
             where = f"proven for {sizes} on {row['device']}"
             return f"{problem} was never seen; it would run {by}, {where}."
+    if why_not(problem):
+        return f"{problem} was never seen and runs stock torch: {reason(problem)}."
     return f"{problem} was never seen and runs stock torch. gemmtuned tune '{problem}' tunes it now."

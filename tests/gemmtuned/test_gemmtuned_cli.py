@@ -383,6 +383,14 @@ def test_a_hostile_run_name_reaches_the_terminal_harmless(call: Cli, home: Path)
     assert "\x1b" not in out and "[red]" in out
 
 
+def test_what_cannot_be_tuned_is_said_before_anybody_called_it(call: Cli, home: Path) -> None:
+    never = "weight_only:bf16/i8:8x64x256,wscale=row,layout=nn,threads=2"
+    explained, planned = call("explain", never).stdout, call("tune", "--dry-run", never, str(TUNED)).stdout
+    assert "runs stock torch: this version cannot tune it: weight-only products have W by rows" in explained
+    assert "gemmtuned tune" not in explained
+    assert "1 of them cannot be tuned, for example" in " ".join(planned.split()) and "W by rows" in planned
+
+
 def test_explain_tells_hit_and_miss_apart(call: Cli, home: Path) -> None:
     hit, miss = call("explain", str(TUNED)).stdout, call("explain", str(WAITING)).stdout
     unseen = call("explain", "7", "7", "7", "--dtype", "fp32").stdout

@@ -11,7 +11,8 @@ from hooked import Home
 from torch import Tensor
 
 from gemmtuned import ops
-from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.errors import GemmtunedError, ProblemError
+from gemmtuned.configs.problem import Problem
 
 RANDOM = torch.Generator().manual_seed(11)
 ONE = torch.ones(1)
@@ -203,3 +204,24 @@ def test_each_form_is_counted_as_a_problem_of_its_own_eager_and_compiled(home: H
         [[0.0], by_rows],
         [by_rows, by_rows],
     ]
+
+
+def test_zero_points_of_w_are_of_no_key_and_int4_with_them_is_counted_as_the_dense_product_that_it_is(
+    home: Home,
+) -> None:
+    with pytest.raises(ProblemError, match="Zero points are those of X"):
+        Problem.parse("scaled:i8>bf16:8x64x256,scale=row,wscale=row+zero")
+    code = """
+    import json, torch, gemmtuned
+    from gemmtuned import ops
+    torch.set_num_threads(1)
+    x, w = torch.randn(3, 256).bfloat16(), torch.randint(0, 256, (48, 128)).byte()
+    scale, zeros = torch.rand(48, 2) / 8, torch.randint(0, 16, (48, 2)).float()
+    codes = torch.stack([w & 15, w >> 4], -1).view(48, 256).float()
+    values = (codes - zeros.repeat_interleave(128, 1)) * scale.repeat_interleave(128, 1)
+    y = ops.gemm_a16w4(x, w, scale, zeros)
+    print(json.dumps(torch.allclose(y, torch.nn.functional.linear(x, values.bfloat16()), rtol=0.02, atol=0.5)))
+    """
+    done = home.run(code)
+    assert done.said is True, done
+    assert home.counts() == {("bf16:3x48x256,threads=1", "miss"): 2}
