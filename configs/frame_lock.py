@@ -68,6 +68,11 @@ class FrameLock:
     def __init__(self) -> None:
         self._line: list[Running] = []  # who holds it, and behind that who waits
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether anybody has it, or waits for it."""
+        return bool(self._line)
+
     def __enter__(self) -> bool:
         """False where this thread holds it already, further out."""
         return self._take(Running(_getframe(1)), math.inf) is not None

@@ -185,6 +185,8 @@ class Connection:
         is not the last connection to close, and only the last one writes to the file.
         """
         _mind_forks()
+        if self._handle.conn is None and not self._thread.is_taken:  # mostly so: nothing is written for it
+            return
         if not self._thread.enter(FORK_WAIT_S):
             return
         try:

@@ -65,14 +65,14 @@ class Account:
         """From now on report this process under the label `settings.run`, with this role."""
         self._settings, self.role = settings, role
 
-    def after_fork(self) -> None:
-        """In a forked child: it starts from nothing."""
+    def after_fork(self, at_us: int) -> None:
+        """In a forked child: it starts from nothing, and from this Unix time; 0: from now."""
         self.op_counts.reset()
         self._unserved = None
         if self._library.native is not None:
             self._library.native.after_fork()
         self._op_failures = []
-        self.started_us = clock.now_ns() // 1000
+        self.started_us = at_us or clock.now_ns() // 1000
 
     def drain(self) -> Iterator[Sighting]:
         """What was counted since the last call, under aten and by our ops themselves."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from gemmtuned.configs import key
+from gemmtuned.configs import clock, key
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.frame_lock import Running
 from gemmtuned.configs.processes import own_process
@@ -276,6 +276,7 @@ class _Paused(Running):
         self.hook, self.called_by_c = hook, caller is None
         self.how: Fork | None = None
         self.flushes = False  # none goes on
+        self.at_us = clock.now_ns() // 1000  # Unix time
 
     def is_over(self) -> bool:
         """Whether the fork is."""
@@ -312,8 +313,10 @@ def _forks() -> list[_Paused]:
 def _end_all(over: list[_Paused]) -> None:
     for fork in over:
         fork.done = True
-        with suppress(ValueError):
+        try:
             _forks().remove(fork)
+        except ValueError:  # a handler's fork has
+            pass
 
 
 def _was_paused(caller: FrameType | None) -> _Paused | None:
@@ -362,7 +365,10 @@ def _after_fork() -> None:
     if hook is not None:
         try:
             python_forks(bool(_forks()))
-            hook.after_fork(paused=paused is not None and paused.flushes)
+            if paused is not None:
+                hook.after_fork(paused=paused.flushes, at_us=paused.at_us)
+            else:
+                hook.after_fork(paused=False)
         except Exception as err:
             say(f"not active in this forked process: {err}")
 

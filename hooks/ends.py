@@ -15,7 +15,7 @@ from gemmtuned.configs.unpatched import builtins
 
 __builtins__ = builtins
 
-_COPIES: Final = ("multiprocess",)
+_COPIES: Final = (("multiprocess", "multiprocess.util", "multiprocess.process"),)
 _OF_A_COPY: Final = ("Finalize", "register_after_fork", "_run_after_forkers", "_finalizer_registry")
 _FIRST: Final = 100  # before other finalizers
 _registered: set[str] = set()  # a child has them from its parent
@@ -33,8 +33,10 @@ def finish_in_children(flush: Callable[[], object]) -> None:
 
 def after_fork() -> None:
     """In a forked child, before a copy of multiprocessing clears its list and asks who wants to be in it."""
-    for name in _COPIES if _flush else ():
-        util, process = sys.modules.get(f"{name}.util"), sys.modules.get(f"{name}.process")
+    for name, of_util, of_process in _COPIES if _flush else ():
+        util, process = sys.modules.get(of_util), sys.modules.get(of_process)
+        if util is None:
+            continue
         with suppress(Exception):  # other people's code, or other code of this name, which may be imported when asked
             if name not in _registered and all(hasattr(util, one) for one in _OF_A_COPY):
                 _registered.add(name)

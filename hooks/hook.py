@@ -246,16 +246,17 @@ class Hook:
         """Keep flushes from running until the fork is over; False when one could not be waited for."""
         return self._parts is not None and self.flusher.pause(fork)
 
-    def after_fork(self, *, paused: bool) -> None:
+    def after_fork(self, *, paused: bool, at_us: int = 0) -> None:
         """In a forked child: counts start at zero (native ones reset themselves); the first count starts the thread.
 
         Most children count nothing, and every memory page that is written here is copied for them, so we do little.
         paused: no flush was running in the parent.  If one was inside SQLite, this process inherits its locks for ever.
+        at_us: when the parent forked, Unix time; 0: nobody has said.
         """
         parents, self._parts = self._parts, None
         self._making = FrameLock()
         self.tables.after_fork()
-        self.account.after_fork()
+        self.account.after_fork(at_us)
         self.patches.after_fork()
         if parents is None:  # the parent's thread may have been about to begin, but threads are not inherited
             if self.native is not None:

@@ -28,6 +28,7 @@ DELETE_SELF, MOVE_SELF, OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
 WATCHED: Final = MODIFY | MOVED_FROM | MOVED_TO | CREATE | DELETE | CLOSE_WRITE | DELETE_SELF | MOVE_SELF
 _EVENT: Final = struct.Struct("iIII")
 _ROOM: Final = 1 << 16
+_PART: Final = 1024  # of what /proc says, for a few watches
 _STDERR: Final = 2
 _BUSY_S: Final = 0.05
 GAP_S: Final = 0.05  # between two looks at events: a program may write a log beside its table, line by line
@@ -42,6 +43,7 @@ class Events(Sleeper):
         self._fd: int | None = None
         self._names: dict[int, Collection[str]] = {}  # by watch: the file names that matter there
         self._inodes: dict[int, int] = {}  # by watch: what the kernel says of it as long as it is ours
+        self._facts = b""  # what /proc said of the descriptor when all watches were new
         self._lock_fd = FrameLock()  # around opening, using and closing the descriptor
         self._read_s = 0.0  # when events were read last, of clock.monotonic()
         self.changed = False  # a name that matters, or the folder itself, since it was last set to False
@@ -66,6 +68,7 @@ class Events(Sleeper):
                     self._inodes[number] = folder.stat().st_ino
                 if not self._is_ours(fd):
                     raise OSError("/proc does not show the descriptor")
+                self._facts = _facts_of(fd)
             except BaseException:
                 os.close(fd)
                 self._names, self._inodes = {}, {}
@@ -132,17 +135,32 @@ class Events(Sleeper):
     def _is_ours(self, fd: int) -> bool:
         """Whether /proc says that this descriptor has our watches and no other."""
         try:
-            lines = Path(f"/proc/thread-self/fdinfo/{fd}").read_text("utf-8").splitlines()
+            facts = _facts_of(fd)
         except OSError:
             return False
+        if facts == self._facts:  # mostly so, and a forked child has each page copied that more work here writes to
+            return bool(facts)
         if "inotify" not in os.readlink(f"/proc/thread-self/fd/{fd}"):
             return False
         found = {}
-        for line in lines:
+        for line in facts.decode().splitlines():
             if line.startswith("inotify "):
-                facts = dict(part.split(":", 1) for part in line.split()[1:] if ":" in part)
-                found[int(facts["wd"])] = int(facts["ino"], 16)
+                told = dict(part.split(":", 1) for part in line.split()[1:] if ":" in part)
+                found[int(told["wd"])] = int(told["ino"], 16)
         return found.items() <= self._inodes.items()
+
+
+def _facts_of(fd: int) -> bytes:
+    """What /proc says of a descriptor, watch by watch. Raises OSError where there is none."""
+    proc = os.open(f"/proc/thread-self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        facts = part = os.read(proc, _PART)
+        while len(part) == _PART:
+            part = os.read(proc, _PART)
+            facts += part
+        return facts
+    finally:
+        os.close(proc)
 
 
 def _error(what: str) -> OSError:

@@ -54,7 +54,7 @@ class OpCounts:
 
     def _taken(self) -> Counter[_Key]:
         if not self._calls:  # mostly so
-            return Counter()
+            return self._calls
         with self._lock:
             calls, self._calls = self._calls, Counter()
         return calls
@@ -64,5 +64,6 @@ class OpCounts:
         if self._process == own_process():
             return
         self._lock = FrameLock()
-        self._calls, self.dropped = Counter(), 0
-        self._process = own_process()
+        if self._calls:  # mostly not: to make another would write to more pages, which a child has copied
+            self._calls = Counter()
+        self.dropped, self._process = 0, own_process()
