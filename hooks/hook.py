@@ -249,9 +249,8 @@ class Hook:
     def after_fork(self, *, paused: bool, at_us: int = 0) -> None:
         """In a forked child: counts start at zero (native ones reset themselves); the first count starts the thread.
 
-        Most children count nothing, and every memory page that is written here is copied for them, so we do little.
+        Most children count nothing, and each page written here is copied, so we do little.  at_us: as Account's.
         paused: no flush was running in the parent.  If one was inside SQLite, this process inherits its locks for ever.
-        at_us: when the parent forked, Unix time; 0: nobody has said.
         """
         parents, self._parts = self._parts, None
         self._making = FrameLock()
