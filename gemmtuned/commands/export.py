@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gemmtuned.commands.named_file import behind_links, refuse_own
 from gemmtuned.commands.options import DryRun, Json, chosen, one_of, settings
 from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_write import write_file
@@ -149,6 +150,7 @@ def export(
     sizes is derived: by what was measured, or as AITER does.
     """
     here = settings()
+    refuse_own(out, here)
     source = _read(here, device)
     left = Left()
     is_bundle = to == bundle.FORMAT
@@ -205,7 +207,7 @@ def _write(folder: ExportFolder, written: _Files, *, dry_run: bool) -> list[dict
     if written and not dry_run:
         folder.make()
         for name, (_, write) in written.items():
-            write(folder.path / name)
+            write(behind_links(folder.path / name))
             folder.note(name)
     return [{"path": str(folder.path / name), "rows": rows} for name, (rows, _) in written.items()]
 

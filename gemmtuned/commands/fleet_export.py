@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from gemmtuned.commands import of_fleet
-from gemmtuned.commands.options import DryRun, Json, chosen
+from gemmtuned.commands.named_file import behind_links, refuse_own
+from gemmtuned.commands.options import DryRun, Json, chosen, settings
 from gemmtuned.configs.errors import SettingError, TableError
 from gemmtuned.configs.manifest import write_whole
 from gemmtuned.configs.problem import COLUMNS
@@ -48,6 +49,7 @@ def export(
     """
     from gemmtuned.fleet import views
 
+    refuse_own(out, settings())
     found = of_fleet.told(url)
     tables = {
         f"counts.{to}": (COUNTS, views.counts_rows(found.seen)),
@@ -61,7 +63,7 @@ def export(
     if not dry_run:
         folder.make()
         for name, (columns, rows) in tables.items():
-            write_whole(out / name, _content(columns, rows, to))
+            write_whole(behind_links(out / name), _content(columns, rows, to))
             folder.note(name)
     files = [{"path": str(out / name), "rows": len(rows)} for name, (_, rows) in tables.items()]
     notes = ["nothing is written: --dry-run"] if dry_run else []

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gemmtuned.commands.named_file import LOGS, OF_HOME
 from gemmtuned.commands.options import DryRun, Json, settings
 from gemmtuned.configs.errors import GemmtunedError, TableError, TryLater
 from gemmtuned.configs.settings import Settings
@@ -18,12 +19,7 @@ from gemmtuned.hooks.probation import pages_of
 from gemmtuned.reports.checks_room import below, size_of
 from gemmtuned.reports.render import Column, Report, Table, several, show, size
 
-# What lies in a home: the rest there, backups among it, is somebody's own
-_OURS: Final = (
-    "configs", "bin", "locks", "probation", "checked", "ingest", "fleet", "fleet-host", "daemon.json", "daemon.sock",
-    "budget", "paused", "disabled", "left_out.json", "left_out.lock",
-)  # fmt: skip
-_DATABASE: Final = ("", "-wal", "-shm", "-journal", ".corrupt-*")
+_DATABASE: Final = ("", *LOGS, ".corrupt-*")
 _TABLES: Final = ("manifest.json", "*.jsonl", "bin")  # where the published tables have a folder of their own
 _CACHE: Final = ("native", "nvrtc")
 # Folders of names that others use, too, and what lies in them where they are ours: else they stay, whole
@@ -77,7 +73,7 @@ def _listed(here: Settings, *, keep_cache: bool) -> list[dict[str, Any]]:
 def _there(here: Settings, *, keep_cache: bool) -> Iterator[Path]:
     """What there is of it, each once."""
     places = [
-        (here.home, _OURS if _is_home(here) else ()),
+        (here.home, OF_HOME if _is_home(here) else ()),
         (here.db.parent, tuple(f"{here.db.name}{end}" for end in _DATABASE)),
     ]
     places += [(here.db.parent, ("ingest-aside.db*", "ingest-refused.db*"))]

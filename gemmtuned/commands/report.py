@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gemmtuned.commands.named_file import is_stream, place
 from gemmtuned.commands.options import Since, settings
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.manifest import write_whole
@@ -30,12 +32,18 @@ def report(
     refuse_none(here)
     from gemmtuned.reports.page import collect, render
 
-    text = render(collect(here.db, since_s=since, now_s=time.time()))
+    into = is_stream(out)
+    file = out if into else place(out, here)
+    page = render(collect(here.db, since_s=since, now_s=time.time())).encode()
     try:
-        if out.is_file() or not out.exists():
-            write_whole(out, text.encode())  # the earlier page is there until this one is whole
-        else:  # a pipe, /dev/stdout
-            out.write_text(text, encoding="utf-8")
+        if not into:
+            write_whole(file, page)  # the earlier page is there until this one is whole
+        elif os.path.samestat(out.stat(), os.fstat(1)):  # opened again, a file would be begun anew
+            typer.echo(page, nl=False)
+        else:
+            out.write_bytes(page)
+    except BrokenPipeError:
+        raise
     except OSError as err:
         raise GemmtunedError(f"{out}: {err.strerror or err}. Choose another place with --out") from err
-    typer.echo(f"{out}: {size(len(text.encode()))}. Open it in a browser.")
+    typer.echo(f"{out}: {size(len(page))}. Open it in a browser.", err=into)

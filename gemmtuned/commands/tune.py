@@ -14,6 +14,7 @@ import typer
 
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
+from gemmtuned.commands.named_file import place
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, OfModel, Wanted, decided, from_words, gather, waiting
 from gemmtuned.configs.aiter_rows import family_of
@@ -230,6 +231,7 @@ class _Files:
 
     def __init__(self, output: Path | None, profile: Path | None, wanted: Sequence[Problem], *, sort: bool) -> None:
         self.trouble = ""
+        output, profile = (None if path is None else place(path, settings()) for path in (output, profile))
         self._table = TunedTable(output, table_family(wanted), sort=sort) if output is not None else None
         self._profile = Profile(profile)
 
