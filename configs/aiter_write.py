@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import beside, take_place
 
 
 def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
@@ -20,7 +20,7 @@ def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
             write_lines(file, columns, rows, separator=separator)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        take_place(temporary, path)
     except OSError as err:
         temporary.unlink(missing_ok=True)
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err

@@ -25,7 +25,7 @@ from gemmtuned.configs.numbers import odd_count
 from gemmtuned.configs.padding import coarse_m
 from gemmtuned.configs.problem import MAX_DIM, Problem
 from gemmtuned.configs.solution import Candidate
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import put
 
 MAX_BYTES: Final = 4 << 20  # the largest of AITER's has 6 KiB
 BOUNDS: Final = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # M_LEQ_x is only found for these x
@@ -121,12 +121,9 @@ def _special(folder: Path, pattern: str, name: str) -> list[TileFile]:
 def write_file(path: Path, buckets: Mapping[str, Config]) -> None:
     """Write a tile file, keys in the order they are looked up. Raises TableError when the disk refuses."""
     text = json.dumps({key: buckets[key] for key in sorted(buckets, key=_order)}, indent=4) + "\n"
-    temporary = beside(path)
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        put(path, text.encode())
     except OSError as err:
-        temporary.unlink(missing_ok=True)
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
 
 

@@ -22,6 +22,7 @@ from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.numbers import odd_count, whole
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate, Solution
+from gemmtuned.configs.temporary import put
 
 FORMAT: Final = "inductor"
 _KEY: Final = re.compile(
@@ -185,8 +186,8 @@ def _operand(dtype: str, size: list[int], letter: str) -> str:
 
 
 def write(path: Path, entries: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Write a table. Raises TableError when the disk refuses."""
+    """Write a table. Raises TableError when the disk refuses; then what was there stays."""
     try:
-        path.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        put(path, (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode())
     except OSError as err:
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err

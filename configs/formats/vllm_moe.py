@@ -25,6 +25,7 @@ from gemmtuned.configs.hint import Imported
 from gemmtuned.configs.numbers import odd_count
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
+from gemmtuned.configs.temporary import put
 
 MOE: Final = "vllm-moe"
 DENSE: Final = "vllm-blockscale"
@@ -182,8 +183,8 @@ def tables(solutions: Sequence[Solution], device: Device) -> tuple[dict[str, dic
 
 
 def write(path: Path, entries: Mapping[str, Any]) -> None:
-    """Write one file. Raises TableError when the disk refuses."""
+    """Write one file. Raises TableError when the disk refuses; then what was there stays."""
     try:
-        path.write_text(json.dumps(entries, indent=4) + "\n", encoding="utf-8")
+        put(path, (json.dumps(entries, indent=4) + "\n").encode())
     except OSError as err:
         raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err

@@ -15,8 +15,8 @@ from gemmtuned.commands import of_fleet
 from gemmtuned.commands.named_file import behind_links, refuse_own
 from gemmtuned.commands.options import DryRun, Json, chosen, settings
 from gemmtuned.configs.errors import SettingError, TableError
-from gemmtuned.configs.manifest import write_whole
 from gemmtuned.configs.problem import COLUMNS
+from gemmtuned.configs.temporary import put
 from gemmtuned.reports.export_folder import ExportFolder
 from gemmtuned.reports.render import Column, Report, Table, complain, count, show
 
@@ -63,7 +63,7 @@ def export(
     if not dry_run:
         folder.make()
         for name, (columns, rows) in tables.items():
-            write_whole(behind_links(out / name), _content(columns, rows, to))
+            put(behind_links(out / name), _content(columns, rows, to))
             folder.note(name)
     files = [{"path": str(out / name), "rows": len(rows)} for name, (_, rows) in tables.items()]
     notes = ["nothing is written: --dry-run"] if dry_run else []

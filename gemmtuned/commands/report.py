@@ -12,7 +12,7 @@ import typer
 from gemmtuned.commands.named_file import is_stream, place
 from gemmtuned.commands.options import Since, settings
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.manifest import write_whole
+from gemmtuned.configs.temporary import put
 from gemmtuned.reports.render import size
 from gemmtuned.reports.source import refuse_none
 
@@ -37,7 +37,7 @@ def report(
     page = render(collect(here.db, since_s=since, now_s=time.time())).encode()
     try:
         if not into:
-            write_whole(file, page)  # the earlier page is there until this one is whole
+            put(file, page)  # the earlier page is there until this one is whole
         elif os.path.samestat(out.stat(), os.fstat(1)):  # opened again, a file would be begun anew
             typer.echo(page, nl=False)
         else:

@@ -15,7 +15,7 @@ from typing import Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import MANIFEST, MAX_BYTES, read_manifest
 from gemmtuned.configs.read_file import read_regular
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import put
 
 NOTES: Final = ".gemmtuned-export.json"  # name -> SHA-256 as written; hidden, so that no tool's glob takes it up
 
@@ -53,12 +53,10 @@ class ExportFolder:
     def note(self, name: str) -> None:
         """Remember that this file is as we wrote it. Raises TableError when the disk refuses."""
         self._notes[name] = _digest(self.path / name)
-        path, temporary = self.path / NOTES, beside(self.path / NOTES)
+        path = self.path / NOTES
         try:
-            temporary.write_text(json.dumps(self._notes, indent=1, sort_keys=True) + "\n")
-            temporary.replace(path)
+            put(path, (json.dumps(self._notes, indent=1, sort_keys=True) + "\n").encode())
         except OSError as err:
-            temporary.unlink(missing_ok=True)
             raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
 
 

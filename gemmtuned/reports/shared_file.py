@@ -21,7 +21,7 @@ from typing import Final
 
 from gemmtuned.configs.aiter_csv import MAX_BYTES
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import beside, take_place
 
 KEEP_S: Final = 5.0  # that a file which was replaced is watched: an editor that had it open has written by then
 WAIT_S: Final = 30.0  # for another tuner's write, which takes milliseconds
@@ -140,7 +140,7 @@ class Watched:
             if (there and there[0]) != (now.facts[0] if now is not None else None):
                 new.unlink()
                 return False
-            new.replace(path)
+            take_place(new, path)
         except OSError as err:
             new.unlink(missing_ok=True)
             raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,13 @@ from command_line import DEVICE, HERE, TUNED, Cli, solution
 from store_cases import new_file
 
 from gemmtuned.commands.named_file import place
+from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_headers import FAMILIES
+from gemmtuned.configs.aiter_write import write_file
+from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.formats import inductor, vllm_moe
 from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.temporary import put
 from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store, check
 from gemmtuned.reports.tuned_files import TunedTable
@@ -113,3 +120,49 @@ def test_a_file_is_written_behind_its_link(home: Path, call: Cli) -> None:
     shared = home.parent / "shared"
     assert (shared / "page.html").read_text().startswith("<!doctype html>") and not check(shared / "copy.db")
     assert "2048" in (shared / "table.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, number: triton_json.write_file(path, {"any": {"BLOCK_SIZE_M": number}}),
+        lambda path, number: inductor.write(path, {"key": [{"template_id": "x" * number}]}),
+        lambda path, number: vllm_moe.write(path, {"1": {"BLOCK_SIZE_M": number}}),
+        lambda path, number: write_file(path, ["M"], [[str(number)]]),
+        lambda path, number: put(path, b"x" * number),
+    ],
+    ids=["tiles", "inductor", "vllm", "aiter", "page"],
+)
+def test_what_was_written_before_stays_where_the_disk_refuses_and_keeps_its_mode(
+    tmp_path: Path, write: Callable[[Path, int], None]
+) -> None:
+    path = tmp_path / "out"
+    write(path, 7)
+    path.chmod(0o660)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        with pytest.raises((TableError, OSError)):
+            write(path, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["out"]
+
+    write(path, 8)
+    assert path.read_bytes() != before and stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_a_table_and_a_page_keep_who_may_read_and_write_them(home: Path, call: Cli) -> None:
+    page, table = home.parent / "page.html", home.parent / "table.csv"
+    assert call("report", "-o", str(page)).returncode == 0
+    page.chmod(0o600)
+    assert call("report", "-o", str(page)).returncode == 0
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+
+    table.touch(0o666)
+    table.chmod(0o666)
+    written = TunedTable(table, FAMILIES["bf16"])
+    written.add(solution(TUNED), DEVICE)
+    written.write()
+    assert stat.S_IMODE(table.stat().st_mode) == 0o666 and table.stat().st_size
