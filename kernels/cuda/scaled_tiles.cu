@@ -1,8 +1,9 @@
 // Y = (X sx) (W sw)^T + bias with 8-bit X and W, for many tokens, on sm_90.
 //
 // A thread block multiplies tiles of TOKENS tokens by ROWS rows of W. One of its warp groups copies: a warp asks for X, one
-// for W (the tensor memory accelerator, by maps of both that it has made itself), one for scales. The others multiply a step
-// of 128 of K as it comes (wgmma), 64 tokens each, and share the rows where HALVES is 2. DEPTH steps are on their way.
+// for W (the tensor memory accelerator, by maps of both that it has made itself), one for scales of blocks, and one reads what
+// results need but sums. The others multiply a step of 128 of K as it comes (wgmma), 64 tokens each, and share the rows where
+// HALVES is 2. DEPTH steps are on their way; the first AHEAD come to the L2 cache while maps are made.
 //
 // X and W are read from the L2 cache many times. So the thread blocks of a cluster can share what they read: SHARE_W of them
 // have the same rows of W, other tokens, and each reads a part of those rows for all of them; SHARE_X of them have the same
@@ -13,8 +14,9 @@
 // (int8 adds up in int32, exactly). Scales, SCALES, and zero points, ZERO, are those of scaled_one_shot.cu.
 //
 // scaled_tiles.py defines N (a multiple of 2), K (of 16), ROWS, TOKENS (a multiple of 64), GROUPS (of 64 tokens), HALVES,
-// SHARE_W, SHARE_X, PARTS, DEPTH, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO, BIAS, NAME, CLUSTER,
-// OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `mma`, `pair_of`, `value`.
+// SHARE_W, SHARE_X, PARTS, DEPTH, AHEAD, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO, BIAS, NAME,
+// CLUSTER, OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `mma`, `pair_of`,
+// `value`.
 // NVRTC compiles this without any header but its parts. PTX ISA 8.3; operands and sums lie as wgmma.mma_async wants them:
 // both operands K-major, rows of 128 bytes, swizzled by 128.
 #include "scaled_sums.cuh"  // scaled_tiles.py puts its text here
@@ -30,6 +32,7 @@ constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                   // of sums, th
 constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                 // units that a thread block adds up
 constexpr int UNIT_BYTES = 512;                                   // 128 sums, in the order of their lanes
 constexpr int MAP_BYTES = 128;
+constexpr bool HAS_EPILOGUE = SCALES != BLOCK || BIAS;            // results need more than sums
 
 OF_THIS_TYPE
 
@@ -40,6 +43,9 @@ __device__ __forceinline__ u32 in_block(u32 address, u32 rank) {  // the same ad
 }
 __device__ __forceinline__ void expect(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
   asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again;}"
@@ -174,7 +180,10 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
   extern __shared__ __align__(1024) char memory[];
   const u32 ws = (u32)__cvta_generic_to_shared(memory), xs = ws + DEPTH * W_BYTES, ss = xs + DEPTH * X_BYTES;
   const u32 my_maps = ss + (DEPTH * S_BYTES + 127) / 128 * 128;
-  const u32 loaded = my_maps + 2 * MAP_BYTES, free = loaded + 8 * DEPTH, all_sums = free + 8 * DEPTH;  // barriers
+  const u32 my_epilogue = my_maps + 2 * MAP_BYTES;
+  Epilogue* const epilogue = (Epilogue*)(memory + (my_epilogue - ws));
+  const u32 loaded = my_epilogue + (HAS_EPILOGUE ? (u32)sizeof(Epilogue) : 0), free = loaded + 8 * DEPTH;  // barriers
+  const u32 all_sums = free + 8 * DEPTH, epilogue_there = all_sums + 8, epilogue_free = epilogue_there + 8;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, group = thread / 128;
   const Place me = place();
   const int part = me.part();
@@ -182,6 +191,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
 
   if (thread == 0) {
     for (int i = 0; i < DEPTH; i++) expect(loaded + 8 * i, 2 + (SCALES == BLOCK ? 32 : 0)), expect(free + 8 * i, READERS);
+    if (HAS_EPILOGUE) expect(epilogue_there, 32), expect(epilogue_free, MATH_THREADS);
     if (PARTS > 1) {
       const int units = min(max(UNITS - part * EACH, 0), EACH);
       expect(all_sums, 1 + MATH_THREADS);
@@ -193,6 +203,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
   maps += blockIdx.x * 2 * MAP_BYTES;
   if (warp == 4 * MATH) make_map(my_maps, maps, x, m, ldx, TOKENS / SHARE_X, lane);
   if (warp == 4 * MATH + 1) make_map(my_maps + MAP_BYTES, maps + MAP_BYTES, w, N, ldw, ROWS / SHARE_W, lane);
+  if (group < MATH) ask_for_first(mine, x, w, ldx, ldw, m, thread);
   cluster_meets();
 
   if (group == MATH) {
@@ -209,6 +220,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
       each_step(mine, free, loaded, [&](int i, int token, int row, int slot, u32 barrier) {
         copy_scales(ss + slot * S_BYTES, sx, sw, i, token, row, m, ldsx, ldsw, lane, barrier);
       });
+    if (HAS_EPILOGUE && warp == 4 * MATH + 3)
+      each_tile(mine, epilogue_free, [&](int token, int row) {
+        epilogue->read({bias, sx, sw ITS_ZERO}, token, row, m, lane);
+        arrive(epilogue_there);
+      });
     __syncwarp();
   } else {
     if (MATH == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -224,16 +240,20 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
       // Which thread this is, and where, is asked anew: no register has room for that while products are added up.
       const int thread = thread_index(), lane = thread % 32, warp = thread / 32, group = thread / 128;
       const int half = group % HALVES, token_warp = group / HALVES * 4 + warp % 4;
+      if (HAS_EPILOGUE) wait_for(epilogue_there, tile / mine.clusters & 1);
       if (PARTS == 1) {
-        Results to = {y, bias, sx, sw OF_RESULT, mine.token_of(tile) + token_warp * 16 + lane / 4, m};
-        to.store(sums, mine.row_of(tile) + half * MINE, lane);
+        const int token = mine.token_of(tile), row = mine.row_of(tile);
+        Results to = {y, epilogue, token, row, token + token_warp * 16 + lane / 4, m};
+        to.store(sums, row + half * MINE, lane);
+        if (HAS_EPILOGUE) arrive(epilogue_free);
       } else {  // this is the only tile; the ring is free for sums when everybody in the cluster is done with it
         const Place me = place();
         cluster_meets();
         send(sums, me, ws, all_sums, token_warp, half, lane);
         wait_for_cluster(all_sums, 0);
-        Results to = {y, bias, sx, sw OF_RESULT, mine.token_of(tile) + lane / 4, m};
-        to.add(memory, mine.row_of(tile), me.part(), warp, lane);
+        const int token = mine.token_of(tile), row = mine.row_of(tile);
+        Results to = {y, epilogue, token, row, token + lane / 4, m};
+        to.add(memory, row, me.part(), warp, lane);
       }
     }
   }

@@ -60,6 +60,8 @@ _LEAST_M: Final = 33  # with fewer rows of X another kernel is always faster
 _DEPTH: Final = 8  # steps on their way at most
 _UNIT_BYTES: Final = 512  # of sums
 _MAP_BYTES: Final = 128
+_SHORT_STEPS: Final = 24  # of K
+_AHEAD_BYTES: Final = 65536  # more would be in the way of what is copied
 _STRIDE: Final = "(u64)(apart + 15) / 16 * 16"
 _DIVIDES: Final = (12, 5)
 _MAKES_MAPS: Final = (12, 3)  # with PTX ISA 8.3
@@ -143,11 +145,20 @@ class ScaledTiles:
         units = self.tokens // 16 * (self.rows // 8)
         return self.parts * -(-units // self.parts) * _UNIT_BYTES if self.parts > 1 else 0
 
+    @property
+    def ahead(self) -> int:
+        """Steps that are asked into the L2 cache while maps are made, where that is a part of the time."""
+        step = (self.rows + self.tokens) * STEP_K
+        pays = self.turns == 1 and self.steps <= _SHORT_STEPS and step < _AHEAD_BYTES // 2
+        return _AHEAD_BYTES // step if pays else 0
+
     def _bytes(self, depth: int) -> int:
-        """Steps of W, X and scales, maps of both, barriers."""
+        """Steps of W, X and scales, maps of both, what results need but sums, barriers."""
         ring = depth * (self.rows + self.tokens) * STEP_K
         scales = depth * (self.tokens * 4 + 16) if self.kind == "BLOCK" else 0
-        return ring + -(-scales // 128) * 128 + 2 * _MAP_BYTES + 16 * depth + 8
+        pairs = (self.kind != "BLOCK") + (self.zero > 0)  # scales and zero points, of 4 bytes
+        epilogue = 4 * (pairs * (self.rows + self.tokens) + self.bias * self.rows)
+        return ring + -(-scales // 128) * 128 + 2 * _MAP_BYTES + epilogue + 16 * depth + 24
 
     @property
     def launch(self) -> KernelLaunch:
@@ -176,7 +187,8 @@ class ScaledTiles:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "GROUPS": self.groups,
             "HALVES": self.halves, "SHARE_W": self.share_w, "SHARE_X": self.share_x, "PARTS": self.parts,
-            "DEPTH": self.depth, "SCALES": self.kind, "PROMOTED": int(self.promoted), "INT8": int(self.int8),
+            "DEPTH": self.depth, "AHEAD": self.ahead, "SCALES": self.kind, "PROMOTED": int(self.promoted),
+            "INT8": int(self.int8),
             **scaled.zero_defines(self.zero), "BY_TOKEN": int(self.by_token), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else "",
         }  # fmt: skip

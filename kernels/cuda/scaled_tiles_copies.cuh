@@ -56,6 +56,16 @@ __device__ __forceinline__ void each_step(const Work& mine, u32 free, u32 loaded
     if (++slot == DEPTH) slot = 0, phase ^= 1;
   }
 }
+// read(first token, first row), of each tile when what was read of the tile before is free.
+template <class Read>
+__device__ __forceinline__ void each_tile(const Work& mine, u32 free, Read read) {
+  int phase = 1;
+#pragma unroll 1
+  for (int tile = blockIdx.x / BLOCKS; tile < mine.tiles; tile += mine.clusters, phase ^= 1) {
+    wait_for(free, phase);
+    read(mine.token_of(tile), mine.row_of(tile));
+  }
+}
 // One warp: the map of a matrix of bytes [rows, K], rows `apart`, for boxes of `box` rows by 128, made in shared memory and
 // written to global memory, where the accelerator reads it. (PTX ISA, tensormap.replace; rank and strides as there.)
 __device__ __forceinline__ void make_map(u32 map, char* to, const char* of, int rows, int apart, int box, int lane) {
@@ -125,4 +135,17 @@ __device__ __forceinline__ void copy_scales(u32 to, const float* sx, const float
     copy(to + (i + lane) * 4, of_x + (long long)min(token + i + lane, m - 1) * next_token);
   if (lane < 2) copy(to + (TOKENS + lane) * 4, sw + (long long)min(row / 128 + lane, (N - 1) / 128) * ldsw + step);
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// What the first steps read comes to the L2 cache while maps are made.
+__device__ __forceinline__ void ask_for_first(const Work& mine, const char* x, const char* w, int ldx, int ldw, int m,
+                                              int thread) {
+  constexpr int OF_W = ROWS / SHARE_W, OF_X = TOKENS / SHARE_X;
+  const int tile = blockIdx.x / BLOCKS;
+  const int row = mine.row_of(tile) + mine.me.w_part * OF_W, token = mine.token_of(tile) + mine.me.x_part * OF_X;
+#pragma unroll
+  for (int step = 0; step < AHEAD; step++)
+    for (int i = thread; i < OF_W + OF_X; i += MATH_THREADS) {
+      const char* at = i < OF_W ? w + (u64)min(row + i, N - 1) * ldw : x + (u64)min(token + i - OF_W, m - 1) * ldx;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + min((mine.first + step) * 128, K - 1)) : "memory");
+    }
 }

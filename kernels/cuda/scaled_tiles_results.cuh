@@ -1,9 +1,4 @@
 // Part of scaled_tiles.cu, whose constants it uses: from sums to results in global memory.
-#if ZERO
-#define OF_RESULT , zx, zero_sums
-#else
-#define OF_RESULT
-#endif
 // The sums of a warp go to those thread blocks of the cluster that add them up: unit by unit, in the order of the parts.
 __device__ __forceinline__ void send(const Sum* sums, const Place& me, u32 received, u32 all_sums, int token_warp, int half,
                                      int lane) {
@@ -26,31 +21,76 @@ __device__ __forceinline__ void send(const Sum* sums, const Place& me, u32 recei
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(all_sums) : "memory");
 }
 
-struct Results {
-  char* y;
+struct Operands {  // of the epilogue, in global memory
   const char* bias;
   const float *sx, *sw;
 #if ZERO
   const int *zx, *zero_sums;
 #endif
+};
+
+// What a tile's results need but sums. Rows past the last one have what that has, and so have tokens.
+struct Epilogue {
+#if SCALES != BLOCK
+  float sw[ROWS], sx[TOKENS];
+#endif
+#if ZERO
+  int zero_sums[ROWS], zx[TOKENS];
+#endif
+#if BIAS
+  float bias[ROWS];
+#endif
+  __device__ __forceinline__ void read(const Operands& of, int token, int row, int m, int lane) {  // by one warp
+#pragma unroll 4
+    for (int i = lane; i < ROWS; i += 32) {
+      const int at = min(row + i, N - 1);
+#if SCALES != BLOCK
+      sw[i] = __ldg(of.sw + (SCALES == TENSOR ? 0 : at));
+#endif
+#if ZERO
+      zero_sums[i] = __ldg(of.zero_sums + at);
+#endif
+#if BIAS
+      bias[i] = value(__ldg((const unsigned short*)of.bias + at));
+#endif
+    }
+#pragma unroll
+    for (int i = lane; i < TOKENS; i += 32) {
+      const int at = min(token + i, m - 1);
+#if SCALES != BLOCK
+      sx[i] = __ldg(of.sx + (SCALES == ROW ? at : 0));
+#endif
+#if ZERO
+      zx[i] = ZERO == 2 ? __ldg(of.zx + at) : 1;
+#endif
+    }
+  }
+};
+
+struct Results {
+  char* y;
+  const Epilogue* epilogue;
+  int tile_token, tile_row;  // the tile's first ones
   int token, m;  // the first of a thread's two tokens, the other is eight further; how many there are
 
   // The scaled pair of this row of W and the next one, for the token `on` further.
   __device__ __forceinline__ u32 pair(int row, int on, Sum sum, Sum of_next) const {
-    const int of_x = min(token + on, m - 1), of_w = min(row, N - 2);
+    const int r = row - tile_row, t = token + on - tile_token;
 #if ZERO  // in bits of 32, for what a product has beyond them the sum lacks as well
-    const u32 zero = ZERO == 2 ? (u32)__ldg(zx + of_x) : 1;
-    sum = (Sum)((u32)sum - zero * (u32)__ldg(zero_sums + of_w));
-    of_next = (Sum)((u32)of_next - zero * (u32)__ldg(zero_sums + of_w + 1));
+    const u32 zero = (u32)epilogue->zx[t];
+    const int2 of_zero = *(const int2*)(epilogue->zero_sums + r);
+    sum = (Sum)((u32)sum - zero * (u32)of_zero.x);
+    of_next = (Sum)((u32)of_next - zero * (u32)of_zero.y);
 #endif
     float first = (float)sum, second = (float)of_next;
-    if (SCALES != BLOCK) {
-      const int at_x = SCALES == ROW ? of_x : 0, at_w = SCALES == TENSOR ? 0 : of_w, next = SCALES == TENSOR ? 0 : 1;
-      first = first * __ldg(sw + at_w) * __ldg(sx + at_x), second = second * __ldg(sw + at_w + next) * __ldg(sx + at_x);
-    }
+#if SCALES != BLOCK
+    const float2 of_w = *(const float2*)(epilogue->sw + r);
+    const float of_x = epilogue->sx[t];
+    first = first * of_w.x * of_x, second = second * of_w.y * of_x;
+#endif
 #if BIAS
-    const unsigned short* one = (const unsigned short*)bias + of_w;
-    first += value(__ldg(one)), second += value(__ldg(one + 1));
+    const float2 added = *(const float2*)(epilogue->bias + r);
+    first += added.x, second += added.y;
 #endif
     return pair_of(first, second);
   }
@@ -60,8 +100,7 @@ struct Results {
   }
 
   // A warp's sums, from this row of W on. Of four units the four lanes of a token exchange their pairs, so that each has eight
-  // rows of one unit, and 64 bytes of a token are stored together. The scales of some units are asked for before any of
-  // their results is stored; of all, no registers are left.
+  // rows of one unit, and 64 bytes of a token are stored together.
   __device__ __forceinline__ void store(const Sum* sums, int row, int lane) const {
     constexpr int UNITS_AT_ONCE = 8;
     const bool whole = N % 8 == 0 && ((u64)y & 15) == 0;

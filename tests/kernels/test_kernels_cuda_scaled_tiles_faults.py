@@ -12,6 +12,7 @@ from scaled_tiles_cases import (
     ACROSS,
     GROUPS,
     HALVES,
+    ONE_STEP,
     PARTS,
     QUARTERS,
     SHARED,
@@ -29,7 +30,7 @@ from gemmtuned.kernels.cuda import nvrtc
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
 WAIT = "wait_for(ring.loaded + 8 * ring.slot, ring.phase);"
 COPIES = {
-    "are not waited for": (TURNS, WAIT, "", "far off|wait for ever|nobody waited"),
+    "are not waited for": (TURNS, WAIT, "", "far off|wait for ever|nobody waited|more arrivals"),
     "of fewer bytes are announced": (TURNS, "announce(barrier, W_BYTES)", "announce(barrier, W_BYTES / 2)", "for ever"),
     "of more bytes are announced": (TURNS, "announce(barrier, X_BYTES)", "announce(barrier, X_BYTES + 16)", "for ever"),
     "of its own part are announced": (
@@ -103,11 +104,21 @@ MAPS = {
         "known",
     ),
     "in one place": (TURNS, "make_map(my_maps + MAP_BYTES, ", "make_map(my_maps, ", "still read or write"),
-    "where barriers are": (TURNS, "loaded = my_maps + 2 * MAP_BYTES", "loaded = my_maps", "over a barrier"),
+    "where barriers are": (
+        TURNS,
+        "loaded = my_epilogue + (HAS_EPILOGUE ? (u32)sizeof(Epilogue) : 0)",
+        "loaded = my_maps",
+        "over a barrier",
+    ),
 }
 RING = {
     "is not waited for": (TURNS, "wait_for(free + 8 * slot, phase);", "", "still read|more arrivals"),
-    "is not waited for where a tile begins": (TURNS, "wait_for(free", "if (i) wait_for(free", "still read"),
+    "is not waited for where a tile begins": (
+        TURNS,
+        "wait_for(free + 8 * slot, phase);\n      copy",
+        "if (i) wait_for(free + 8 * slot, phase);\n copy",
+        "still read",
+    ),
     "is free before products are over": (
         TURNS,
         "wait_group.sync.aligned 1",
@@ -186,25 +197,95 @@ CLUSTER = {
     "gives up too few registers": (GROUPS, "sync.aligned.u32 40", "sync.aligned.u32 64", "registers for ever"),
 }
 RESULTS = {
-    "past the last token": (TURNS, "const bool there = token + on < m", "const bool there = true", "no tensor|off"),
+    "past the last token": (
+        TURNS,
+        "const bool there = token + on < m",
+        "const bool there = true",
+        "no tensor|off",
+    ),
     "past the last row": (TURNS, "if (row + q * 8 < N && there)", "if (there)", "no tensor|off"),
     "of pairs past the last row": (QUARTERS, "row + i * 8 + q * 2 < N && there", "there", "no tensor|off"),
     "in fours that are not aligned": (QUARTERS, "N % 8 == 0 && ", "", "not aligned|off"),
     "of another lane": (TURNS, "upper = q & far", "upper = !(q & far)", "off"),
-    "with a neighbour's scale": (TURNS, "__ldg(sw + at_w + next)", "__ldg(sw + at_w)", "off"),
-    "with one scale for all tokens": (TURNS, "SCALES == ROW ? of_x : 0", "0", "off"),
-    "with a neighbour's bias": (TURNS, "value(__ldg(one + 1))", "value(__ldg(one))", "off"),
+    "with a neighbour's scale": (TURNS, "second * of_w.y", "second * of_w.x", "off"),
+    "with one scale for all tokens": (TURNS, "SCALES == ROW ? at : 0", "0", "off"),
+    "with a neighbour's bias": (TURNS, "second += added.y", "second += added.x", "off"),
     "of the first half twice": (HALVES, "w_mine = ws + half * MINE * 128", "w_mine = ws", "off"),
     "of the first tokens twice": (GROUPS, "x_mine = xs + group / HALVES * 64 * 128", "x_mine = xs", "off"),
     "with the tokens of another tile": (SHARED_W, "* SHARE_W + me.w_part) * TOKENS", "* SHARE_W) * TOKENS", "off"),
     "with the rows of another tile": (SHARED_X, "* SHARE_X + me.x_part) * ROWS", "* SHARE_X) * ROWS", "off"),
     "of all tiles but the last": (TURNS, "tiles = token_tiles * (", "tiles = token_tiles * (-1 + ", "off"),
 }
-FAULTS = {
-    f"{of}: {name}": fault
-    for of, faults in {"copies": COPIES, "maps": MAPS, "ring": RING, "cluster": CLUSTER, "results": RESULTS}.items()
-    for name, fault in faults.items()
+STORE = "to.store(sums, row + half * MINE, lane);"
+OF_EPILOGUE = "wait_for(epilogue_there, tile / mine.clusters & 1);"
+EPILOGUE = {
+    "is not waited for": (TURNS, OF_EPILOGUE, "", "without a barrier|off"),
+    "is waited for in one phase": (
+        TURNS,
+        OF_EPILOGUE,
+        "wait_for(epilogue_there, 0);",
+        "without a barrier|off|for ever",
+    ),
+    "is read while the one before is used": (
+        TURNS,
+        "wait_for(free, phase);\n    read(",
+        "read(",
+        "more arrivals|without a barrier|off|for ever",
+    ),
+    "is free before it is used": (
+        TURNS,
+        f"{STORE}\n        if (HAS_EPILOGUE) arrive(epilogue_free);",
+        f"arrive(epilogue_free);\n        {STORE}",
+        "without a barrier|may still read|off",
+    ),
+    "is never free": (TURNS, "if (HAS_EPILOGUE) arrive(epilogue_free);", "", "for ever"),
+    "is free when some have used it": (
+        GROUPS,
+        "expect(epilogue_free, MATH_THREADS)",
+        "expect(epilogue_free, 128)",
+        "more arrivals|without a barrier|may still read|off",
+    ),
+    "is there when a lane has read": (
+        TURNS,
+        "expect(epilogue_there, 32)",
+        "expect(epilogue_there, 1)",
+        "more arrivals|without a barrier|off",
+    ),
+    "is of another tile": (
+        TURNS,
+        "read(mine.token_of(tile), mine.row_of(tile))",
+        "read(mine.token_of(0), mine.row_of(0))",
+        "off",
+    ),
+    "has rows past the last": (TURNS, "const int at = min(row + i, N - 1);", "const int at = row + i;", "no tensor"),
+    "has tokens past the last": (
+        TURNS,
+        "const int at = min(token + i, m - 1);",
+        "const int at = token + i;",
+        "no tensor",
+    ),
+    "lies where barriers are": (
+        TURNS,
+        "loaded = my_epilogue + (HAS_EPILOGUE ? (u32)sizeof(Epilogue) : 0)",
+        "loaded = my_epilogue",
+        "over a barrier",
+    ),
 }
+AHEAD = {
+    "is of rows past the last": (THREE_PARTS, "(u64)min(row + i, N - 1) * ldw", "(u64)(row + i) * ldw", "no tensor"),
+    "is of tokens past the last": (
+        THREE_PARTS,
+        "(u64)min(token + i - OF_W, m - 1)",
+        "(u64)(token + i - OF_W)",
+        "no tensor",
+    ),
+    "goes on past K": (ONE_STEP, "min((mine.first + step) * 128, K - 1)", "(mine.first + step) * 128", "no tensor"),
+}
+KINDS = {
+    "copies": COPIES, "maps": MAPS, "ring": RING, "cluster": CLUSTER, "results": RESULTS, "epilogue": EPILOGUE,
+    "what is asked for ahead": AHEAD,
+}  # fmt: skip
+FAULTS = {f"{of}: {name}": fault for of, faults in KINDS.items() for name, fault in faults.items()}
 
 
 @pytest.mark.part(12)
@@ -254,9 +335,9 @@ def test_sums_that_are_sent_before_all_have_read_the_ring_are_seen() -> None:
 
 
 ZERO_FAULTS = {
-    "a neighbour's sum of W": ("zero_sums + of_w + 1", "zero_sums + of_w"),
-    "one for all tokens": ("__ldg(zx + of_x)", "__ldg(zx)"),
-    "no zero point": ("zero = ZERO == 2 ? (u32)__ldg(zx + of_x) : 1", "zero = 0"),
+    "a neighbour's sum of W": ("(u32)of_zero.y", "(u32)of_zero.x"),
+    "one for all tokens": ("epilogue->zx[t]", "epilogue->zx[0]"),
+    "no zero point": ("zero = (u32)epilogue->zx[t]", "zero = 0"),
 }
 
 

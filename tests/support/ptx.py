@@ -751,7 +751,8 @@ class ThreadBlock:
         self._set(operands[0], self._all(0), mask)
 
     def _prefetch(self, operation: Any, operands: Any, mask: Array) -> None:
-        self._places(("global",), operands[0], mask, 1)  # of what is there alone
+        for address in self._where(operands[0])[mask]:  # of what is there alone; lanes may ask for different tensors
+            self._memory.at(address, 1)
 
     # memory
 
