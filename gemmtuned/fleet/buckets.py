@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gemmtuned.configs.errors import SettingError, TableError, TryLater
 from gemmtuned.fleet.objects import MISSING, Entry
@@ -36,7 +36,7 @@ class BucketObjects:
         self._errors: tuple[type[Exception], ...] = (importlib.import_module("obstore.exceptions").BaseError, OSError)
         try:
             if url.startswith("file:"):
-                path = Path(urlsplit(url).path)
+                path = _folder(url)
                 if not path.is_absolute() or urlsplit(url).netloc:
                     meant = f"/{urlsplit(url).netloc}{path}".replace("//", "/").rstrip("/")
                     near = f". Did you mean file://{meant}?" if meant else ""
@@ -98,6 +98,12 @@ class BucketObjects:
             yield
         except self._errors as err:
             raise TryLater(f"{self._url}/{path}: cannot be reached ({_first(err)})") from err
+
+
+def _folder(url: str) -> Path:
+    """The folder of a file:// URL, where %20 stands for a space; as it is written if there is one of such a name."""
+    written = urlsplit(url).path
+    return Path(written) if Path(written).is_dir() else Path(unquote(written))
 
 
 def _first(err: Exception) -> str:

@@ -19,6 +19,7 @@ from gemmtuned.cli import build
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.hugging_face import HubObjects
+from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.tables import MARK, check, files
 
 pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
@@ -60,6 +61,23 @@ def test_it_holds_what_a_stranger_needs_and_nothing_is_replaced(tables: Path) ->
     (tables / "README.md").write_text("mine")
     assert gemmtuned("fleet", "init", str(tables)) == 2
     assert (tables / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["rack 7", "Zürich ☃", "100%", "a#b?c"])
+def test_a_folder_of_any_name_is_the_one_that_is_written_to(tmp_path: Path, name: str) -> None:
+    """A URL spells a space as %20; also what an error proposes for a path is such a URL."""
+    folder = tmp_path / name
+    assert gemmtuned("fleet", "init", str(folder)) == 0
+    assert (folder / "fleet.json").is_file() and os.listdir(tmp_path) == [name]
+    objects = open_objects(folder.as_uri())
+    objects.put("results/one.json", b"{}")
+    assert [entry.path for entry in objects.list("results")] == ["results/one.json"]
+
+
+def test_a_folder_that_an_earlier_version_named_as_the_url_is_spelt_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "rack%207").mkdir()
+    open_objects(f"file://{tmp_path}/rack%207").put("one", b"1")
+    assert (tmp_path / "rack%207" / "one").read_bytes() == b"1" and os.listdir(tmp_path) == ["rack%207"]
 
 
 def test_it_takes_results_and_neither_counts_nor_claims_and_a_host_starts_with_them(
