@@ -37,6 +37,7 @@ logger = logging.getLogger("gemmtuned.daemon")
 BUSY_TURN_S: Final = 0.1  # a worker is gone half a second after others come: 0.3 s to be sure, 0.1 s to end it
 QUIET_TURN_S: Final = 0.5
 LONGEST_TURN_S: Final = 1.0  # counted as time on a device: a longer turn may mean that the machine slept
+SLEPT_S: Final = 30.0  # a turn that is longer surely does, or that the clock was set
 
 
 class Daemon:
@@ -139,7 +140,10 @@ class Daemon:
     def turn(self, now_s: float) -> None:
         """Look, decide and act once. Never sleeps, and does not raise for errors of the machine (disk, driver)."""
         forbidden = self.rules.why_not(now_s, self.settings.home)
-        passed_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), LONGEST_TURN_S), now_s
+        passed_s, since_s, self._turned_s = min(max(now_s - self._turned_s, 0.0), LONGEST_TURN_S), self._turned_s, now_s
+        if not 0 <= now_s - since_s <= SLEPT_S:  # nobody waits meanwhile
+            self.last_used_s += now_s - since_s
+            self.upkeep.trouble_since_s += now_s - since_s
         solved: list[Solved] = []
         for seat in self.seats:
             if seat.tuning:

@@ -406,6 +406,17 @@ def test_an_upgrade_under_a_running_daemon_gives_the_lease_back(world: World) ->
     assert world.left() == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize("jump_s", [8 * 3600.0, -86_400.0], ids=["the machine slept", "the clock was set back"])
+def test_time_that_nobody_waited_is_no_time_without_an_idle_device(world: World, jump_s: float) -> None:
+    """`daemon --wait-s 600` of a laptop that was shut for a night, or of one whose clock was wrong at first."""
+    world.see(problem())
+    world.busy_from(0.0)
+    world.run(60)
+    world.clock.pass_s(jump_s)
+    world.run(60)
+    assert world.clock.now_s - world.daemon.last_used_s == pytest.approx(120, abs=2)
+
+
 def test_after_an_upgrade_of_torch_a_resting_daemon_tunes_what_programs_call_then(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
