@@ -16,6 +16,7 @@ from gemmtuned.configs.value_class import value_class
 _stat = os.stat  # a program may replace it, or os.path.exists, for a test of its own
 
 RELOADS: Final = ("auto", "start", "manual")
+_KILL_SWITCH: Final = "disabled"  # in the home
 MANIFEST: Final = "manifest.json"  # in config_dir, where something is published: see manifest.py
 
 
@@ -86,13 +87,13 @@ class Settings:
     @property
     def kill_switch(self) -> Path:
         """While this file exists, running processes use stock torch for everything."""
-        return self.home / "disabled"
+        return self.home / _KILL_SWITCH
 
     @property
     def switched_off(self) -> bool:
         """Whether the kill switch exists; False in a home that we may not read."""
         try:
-            _stat(self.kill_switch)
+            _stat(f"{self.home}/{_KILL_SWITCH}")  # asked each second, and a Path takes longer than the file
         except OSError:
             return False
         return True

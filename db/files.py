@@ -14,6 +14,7 @@ from gemmtuned.db.lockfile import file_mode
 
 __builtins__ = builtins
 
+SALVAGE: Final = ".salvage-"
 _PLAIN: Final = frozenset("/._-~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 JOURNAL_LIMIT_BYTES: Final = 64 << 20
 # As /proc/mounts names them, without "fuse."; "nfs" is nfs4, too. Of several hosts, or of an object store.
@@ -115,7 +116,7 @@ def journal_mode(conn: sqlite3.Connection) -> str:
     return str(conn.execute("PRAGMA journal_mode").fetchone()[0])
 
 
-def identity(path: Path) -> tuple[int, int] | None:
+def identity(path: Path | str) -> tuple[int, int] | None:
     """Which file lies at path. stat alone: to open and close the file here would drop SQLite's locks on it."""
     try:
         facts = os.stat(path)
@@ -126,13 +127,13 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 def folder_of_salvage(path: Path) -> Path:
     """Where mend.py builds a damaged database anew."""
-    return path.with_name(f".salvage-{path.name}")
+    return path.with_name(f"{SALVAGE}{path.name}")
 
 
 def salvage_is_finished(path: Path) -> bool:
     """Whether a salvage was killed at its last step: what it built waits for its place. Asked at every opening."""
     try:
-        os.stat(folder_of_salvage(path) / "new.db")
+        os.stat(f"{path.parent}/{SALVAGE}{path.name}/new.db")
     except OSError:
         return False
     return True

@@ -58,6 +58,7 @@ class Handle:
         self.conn: sqlite3.Connection | None = None
         self.file: tuple[int, int] | None = None
         self.opened = 0
+        self._local: tuple[int, int] | None = None  # the file of which is known that it is on no network
         self.most_log_bytes = LONG_LOG_BYTES
         self.is_last = False  # the program ends, and writes for the last time
         self._log_told = False
@@ -91,7 +92,9 @@ class Handle:
         elif self.log.is_of_another(self.path, found):
             _put_log_away(self, found, locked=locked)
         self.file = found
-        refuse_network(self.path)
+        if found != self._local:  # else it was asked of this very file
+            refuse_network(self.path)
+            self._local = found
         if self._upgrade:  # the daemon and commands, which wait long
             faults.refuse_without_locks(self.path)
         self._handles += 1

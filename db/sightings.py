@@ -94,9 +94,13 @@ _HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # out
 class Sightings(Part):
     """The part of the store that programs write."""
 
-    def add(self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float) -> None:
+    def add(
+        self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float,
+        session: Session | None = None,
+    ) -> None:  # fmt: skip
         """Add the calls of these sightings, all or none; calls in a phase are stored apart from the traffic.
 
+        session: stored with them, as by `beat`, which takes a transaction of its own.
         Raises StoreBusy or StoreError; then nothing was added, and the same batch can be added later.
         """
         batch = list(sightings)
@@ -117,6 +121,8 @@ class Sightings(Part):
             count(conn, traffic)
             phases = [(i, *place, plain(s.phase, 60), hour, s.calls, now_us) for i, s in seen if s.phase and s.calls]
             conn.executemany(_ADD_PHASE, phases)
+            if session is not None:
+                keep_session(conn, self._db.file(), session, now_us, None)
 
         self._rows.write(work)
 

@@ -48,21 +48,21 @@ class Log:
 
 def lies_at(path: Path) -> bool:
     """Whether a log, or what its users share, lies beside where a database would."""
-    return any(identity(path.with_name(f"{path.name}{end}")) is not None for end in ("-wal", "-shm"))
+    return any(identity(f"{path}{end}") is not None for end in ("-wal", "-shm"))
 
 
 def put_away(path: Path) -> Path:
     """Move the log that lies beside this database out of the way, under the lock; what others share goes with it."""
     to = path.with_name(path.name + SET_ASIDE)
     with contextlib.suppress(FileNotFoundError):
-        _log_of(path).replace(to)
+        os.replace(_log_of(path), to)
     with contextlib.suppress(FileNotFoundError):
         path.with_name(f"{path.name}-shm").unlink()
     return to
 
 
-def _log_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
+def _log_of(path: Path) -> str:
+    return f"{path}-wal"  # a text: it is asked for a dozen times a flush
 
 
 def _salt(path: Path) -> int | None:

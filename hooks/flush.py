@@ -91,6 +91,7 @@ class Flusher:
         self._store: GuestStore | None = None
         self._pending, self._compiled, self._unserved = Pending(settings.flush_s), Notes(compiled), Notes(unserved)
         self._quarantine: list[tuple[Solution, str, str]] = []
+        self._unsaid: Session | None = None  # our row, to be written with the next batch of counts
         self._draining = FrameLock()  # held by a drain or a phase change; a signal handler may start a second one
         self.hurried = False  # a thread of the program is waiting for the current drain to end
         self._lock = FrameLock()  # one flush at a time: of our thread, or of a program's where ours does not run
@@ -224,19 +225,26 @@ class Flusher:
             store = self._open()
             if last:
                 store.at_end()
+            self._unsaid = self._beat() if beat and not last else None
             is_given = self._give(store, now_s)
             while self._quarantine:
                 solution, reason, how = self._quarantine[0]
                 self._at(store.sightings.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
                 self._quarantine.pop(0)
+            if last:
+                self._at(store.sightings.end_session, self._beat(), now_s=now_s)
+            elif self._unsaid is not None:
+                self._at(store.sightings.beat, self._unsaid, now_s=now_s)
             if beat or last:
-                self._crowd.was_in_the_way()  # it is else asked with timed calls only, which may be rare
-                self._at(store.sightings.end_session if last else store.sightings.beat, self._session(), now_s=now_s)
                 self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
             self.complaint, self._busy_since_s = "" if is_given else _LATE, 0.0
         finally:
             if self._store is not None:
                 self._at(self._store.let_lie)
+
+    def _beat(self) -> Session:
+        self._crowd.was_in_the_way()  # it is else asked with timed calls only, which may be rare
+        return self._session()
 
     def _give(self, store: GuestStore, now_s: float) -> bool:
         """Write all counts and notes, and forget each batch once the store has it. False: time ran out."""
@@ -245,14 +253,16 @@ class Flusher:
             if clock.monotonic() > self._write_until_s:
                 return False
             try:
-                environment = self._environment_of(place)
+                environment = _environment_of(self, place)
             except Exception as err:  # of a CPU: what ran elsewhere does not wait for it
                 unasked = err
                 continue
             if environment is None:
                 self.dropped += int(sum(sums[0] for sums in counts.values()))
             else:
-                self._at(store.sightings.add, run, environment, sightings(counts), now_s=now_s)
+                told = sightings(counts)
+                self._at(store.sightings.add, run, environment, told, now_s=now_s, session=self._unsaid)
+                self._unsaid = None
             self._pending.forget(counts, written=environment is not None)
         if unasked is not None:
             raise unasked
@@ -261,22 +271,8 @@ class Flusher:
             (self._compiled, partial(store.sightings.add_compiled, self.run)),
             (self._unserved, store.sightings.add_wanted),
         ):
-            notes.give(self._environment_of, partial(self._at, put, now_s=now_s))
+            notes.give(partial(_environment_of, self), partial(self._at, put, now_s=now_s))
         return True
-
-    def _environment_of(self, place: str) -> Environment | None:
-        """The environment of a place; None, reported once, for an unknown device or CUDA in a forked child.
-
-        Raises what it is that a CPU cannot be asked by: it has one, and the next flush asks again.
-        """
-        try:
-            return self._environment(place)
-        except Exception as err:
-            if place == "cpu":
-                raise
-            if self._told.is_new(place):
-                tell(log, WARNING, "counts dropped place=%s reason=%s", place, err)
-            return None
 
     def _open(self) -> GuestStore:
         path, locks = self._settings.counts
@@ -309,6 +305,21 @@ class Flusher:
         if aloud and self._told.is_new(text):
             tell(log, WARNING, "counts stay in memory reason=%s", text)
         self.complaint = text
+
+
+def _environment_of(of: Flusher, place: str) -> Environment | None:
+    """The environment of a place; None, reported once, for an unknown device or CUDA in a forked child.
+
+    Raises what it is that a CPU cannot be asked by: it has one, and the next flush asks again.
+    """
+    try:
+        return of._environment(place)
+    except Exception as err:
+        if place == "cpu":
+            raise
+        if of._told.is_new(place):
+            tell(log, WARNING, "counts dropped place=%s reason=%s", place, err)
+        return None
 
 
 def _guest_store() -> type[GuestStore]:

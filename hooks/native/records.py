@@ -6,6 +6,7 @@ Each structure mirrors one of C++; `LAYOUT` is compared with the library's own w
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
@@ -49,7 +50,9 @@ class GtFailure(ctypes.Structure):
 
 
 MOST_KNOWN: Final = 1024  # problems: more than most programs have, and few for the garbage collector to look at
-_known: dict[bytes, Problem] = {}
+_known: dict[bytes, tuple[Problem, str, bool]] = {}  # problem, place, graph
+_COUNTS: Final = struct.Struct("=6Q")  # of a Record, from its calls on
+_COUNTS_AT: Final = Record.calls.offset
 
 HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
 
@@ -83,30 +86,32 @@ def unpack(packed: PackedProblem) -> Problem:
     return key.problem_of({f.name: getattr(packed, f.name) for f in key.FIELDS if f.times == 1})
 
 
-def _problem_of(packed: PackedProblem) -> Problem:
-    """As `unpack`; the first problems of a process are kept, for each flush names them again."""
-    data = bytes(packed)
-    problem = _known.get(data)
-    if problem is None:
-        problem = unpack(packed)
-        if len(_known) < MOST_KNOWN:
-            _known[data] = problem
-    return problem
+def _named(record: Record, data: bytes) -> tuple[Problem, str, bool]:
+    """Problem, place and graph of a record whose key has these bytes; the first of a process are kept.
+
+    Raises ProblemError for a dtype we have no name for.
+    """
+    packed = record.key
+    kind = key.PLACES[packed.device_type]
+    place = kind if kind == "cpu" else f"{kind}:{packed.device_index}"
+    named = unpack(packed), place, bool(packed.flags & key.FLAGS["GRAPH"])
+    if len(_known) < MOST_KNOWN:
+        _known[data] = named
+    return named
 
 
 def sightings(record: Record, phase: str = "") -> Iterator[Sighting]:
     """What a record says, one sighting per outcome that was counted. phase: of a Sighting."""
+    data = bytes(record)  # once: each member that ctypes is asked for is an object
     try:
-        problem = _problem_of(record.key)
+        problem, place, graph = _known.get(data[:_COUNTS_AT]) or _named(record, data[:_COUNTS_AT])
     except ProblemError:
         return  # a dtype newer than we are: not counted rather than counted wrongly
-    kind = key.PLACES[record.key.device_type]
-    place = kind if kind == "cpu" else f"{kind}:{record.key.device_index}"
+    *counts, sampled, sampled_ns, unserved = _COUNTS.unpack_from(data, _COUNTS_AT)
     # samples belong to the problem, not to an outcome: they go with the first outcome that has calls
-    samples, unserved = (record.sampled_calls, record.sampled_ns / 1000), record.unserved
-    for outcome, calls in zip(OUTCOMES, record.calls, strict=True):
+    samples = sampled, sampled_ns / 1000
+    for outcome, calls in zip(OUTCOMES, counts, strict=True):
         if calls or samples[0]:
-            graph = bool(record.key.flags & key.FLAGS["GRAPH"])
             yield Sighting(problem, outcome, calls, graph, *samples, place, phase, unserved)
             samples, unserved = (0, 0.0), 0
 
