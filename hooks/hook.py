@@ -156,7 +156,7 @@ class Hook:
             self.reload,
             automatic=self.settings.reload == "auto" and self.settings.dispatch,
             held=ranks.several if self.settings.reload_by_ranks else None,
-            files=self.tables.user_tables.files,
+            files=self.tables.files,
             native=lambda: self.native,
         )
         ready = Ready(

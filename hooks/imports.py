@@ -51,12 +51,14 @@ def import_ahead(settings: Settings) -> None:
             importlib.import_module("gemmtuned.db.guest")
             importlib.import_module("gemmtuned.kernels.device")
         if sys.modules["torch"].version.cuda:
-            importlib.import_module("gemmtuned.hooks.graphs")
+            for name in ("beats", "graphs"):
+                importlib.import_module(f"gemmtuned.hooks.{name}")
         if settings.dispatch and (settings.tables or (settings.config_dir / MANIFEST).is_file()):
             importlib.import_module("gemmtuned.hooks.routes")
             importlib.import_module("gemmtuned.hooks.probation")
             if settings.tables:
-                importlib.import_module("gemmtuned.configs.aiter_rows")
+                for name in ("configs.aiter_rows", "configs.verdicts", "hooks.user_tables"):
+                    importlib.import_module(f"gemmtuned.{name}")
 
 
 def pause(fork: Running) -> None:

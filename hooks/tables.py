@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -18,21 +19,23 @@ from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.configs.turns import Turns
-from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.hooks import ranks
-from gemmtuned.hooks.beats import Beats
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.overrides import schema_of
 from gemmtuned.hooks.pace import in_slices, let_go
-from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Loader
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gemmtuned.configs.verdicts import Verdicts
+    from gemmtuned.hooks.beats import Beats
     from gemmtuned.hooks.native import Native
     from gemmtuned.hooks.native.rows import Row
     from gemmtuned.hooks.probation import Probation
     from gemmtuned.hooks.routes import Routes
+    from gemmtuned.hooks.user_tables import UserLoader
     from gemmtuned.hooks.where import Where
 
 log = logging.getLogger("gemmtuned.hooks")
@@ -47,32 +50,15 @@ class Library:
         self.routes: Routes | None = None
 
 
-class Tables:
-    """The table in use, and its changes. tables: the user's.  changed: called after each change."""
+class _Late:
+    """Parts of Tables that most programs never need: each is imported and made when it is first asked for."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        tables: Iterable[UserTables],
-        library: Library,
-        where: Where,
-        changed: Callable[[], None],
-    ) -> None:
-        self._settings, self._library, self._where, self._changed = settings, library, where, changed
-        self.table = Table()
-        self.active_us = 0  # since when the table is in use
-        self.built_for: tuple[str, ...] = ()  # the places (`cpu`, `cuda:0`) that it serves
-        self.failed: dict[int, str] = {}  # id of a route that failed -> why
-        self.refused = ""  # why the newest generation is not used
-        self.loader = Loader(settings.config_dir)
+    def __init__(self, settings: Settings, tables: Iterable[UserTables], library: Library) -> None:
+        self._settings, self._library, self._asked_for = settings, library, tuple(tables)
         self._probation: Probation | None = None  # none before the first table
-        self.beats = Beats()
-        self.verdicts = Verdicts(settings.home)  # on rows of the user's tables
-        self.user_tables = UserLoader(tuple(tables))
-        self.turns = Turns()  # a signal handler may ask for a reload during one
-        self._newest: tuple[int, Solutions] | None = None  # generation and solutions, as published
-        self._asked_for = tuple(tables)
-        self._unchecked = Solutions()
+        self._beats: Beats | None = None  # none before a GPU is used
+        self._verdicts: Verdicts | None = None
+        self._user_tables: UserLoader | None = None  # none where the user has none
 
     @property
     def probation(self) -> Probation:
@@ -84,13 +70,77 @@ class Tables:
             self._probation = Probation(self._settings.home / "probation", self._settings.run, self._library.native)
         return self._probation
 
+    @property
+    def beats(self) -> Beats:
+        """The page that says that this process runs products."""
+        if self._beats is None:
+            with importing():
+                from gemmtuned.hooks.beats import Beats
+
+            self._beats = Beats()
+        return self._beats
+
+    @property
+    def user_tables(self) -> UserLoader:
+        """The user's own tables."""
+        if self._user_tables is None:
+            with importing():
+                from gemmtuned.hooks.user_tables import UserLoader
+
+            self._user_tables = UserLoader(self._asked_for)
+        return self._user_tables
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What spot checks have said of rows of the user's tables."""
+        if self._verdicts is None:
+            with importing():
+                from gemmtuned.configs.verdicts import Verdicts
+
+            self._verdicts = Verdicts(self._settings.home)
+        return self._verdicts
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those of the user's tables."""
+        return self.user_tables.files if self._has_users else ()
+
+    @property
+    def _has_users(self) -> bool:
+        return bool(self._asked_for) or self._user_tables is not None
+
+
+class Tables(_Late):
+    """The table in use, and its changes. tables: the user's.  changed: called after each change."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tables: Iterable[UserTables],
+        library: Library,
+        where: Where,
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__(settings, tables, library)
+        self._where, self._changed = where, changed
+        self.table = Table()
+        self.active_us = 0  # since when the table is in use
+        self.built_for: tuple[str, ...] = ()  # the places (`cpu`, `cuda:0`) that it serves
+        self.failed: dict[int, str] = {}  # id of a route that failed -> why
+        self.refused = ""  # why the newest generation is not used
+        self.loader = Loader(settings.config_dir)
+        self.turns = Turns()  # a signal handler may ask for a reload during one
+        self._newest: tuple[int, Solutions] | None = None  # generation and solutions, as published
+        self._unchecked = Solutions()
+
     def has_launched_on_trial(self) -> bool:
         """Whether a table that is on trial has run a kernel on a GPU."""
         return self._probation is not None and self._probation.has_launched()
 
     def after_fork(self) -> None:
         """In a forked child: replace what the parent's threads may have held."""
-        self.beats.after_fork()
+        if self._beats is not None:
+            self._beats.after_fork()
         self.turns = Turns()
         self.loader = Loader(self._settings.config_dir)
         if self._probation is not None:
@@ -100,7 +150,8 @@ class Tables:
         """The process ends in good order."""
         if self._probation is not None:
             self._probation.leave()
-        self.beats.hide()
+        if self._beats is not None:
+            self._beats.hide()
 
     def give_to(self, native: Native) -> None:
         """Load the table into a library that is new; called during a turn."""
@@ -138,7 +189,8 @@ class Tables:
 
     def follow_places(self) -> None:
         """Serve devices that came into use since, and by operators that were registered since."""
-        self.beats.follow(self._library.native, self.built_for)
+        if self._beats is not None or any(place != "cpu" for place in self.built_for):
+            self.beats.follow(self._library.native, self.built_for)
         newest = self._newest
         if newest is not None and not self.is_built():
             self.turns.make(lambda: self.use(*(self._newest or newest)))
@@ -155,7 +207,7 @@ class Tables:
         if loaded is not None and self.refuses(loaded[0]):
             loaded = None
         generation = self.use(*loaded) if loaded is not None else None
-        if self.user_tables.load() or self._has_answers():
+        if self._has_users and (self.user_tables.load() or self._has_answers()):
             generation = self.use(*(self._newest or (self.table.generation, ())))
         return generation
 
@@ -169,7 +221,7 @@ class Tables:
     def add(self, table: UserTables) -> None:
         """Know of one more table of the user's; it is read with the next reload."""
         self._asked_for = (*self._asked_for, table)
-        self.user_tables = UserLoader(self._asked_for)
+        self._user_tables = None  # the next that asks has it, too
 
     def take_rows(self, generation: int, rows: list[str]) -> None:
         """Use the table that another rank has read, even if this rank has read a newer one."""
@@ -207,9 +259,7 @@ class Tables:
         """Make these solutions the table in use; called during a turn."""
         solutions = solutions if isinstance(solutions, Solutions) else Solutions(solutions)
         places = self._where.in_use()
-        users, refused = usable(self.user_tables, solutions, check=self._holds_here)
-        self._unchecked = Solutions(s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED)
-        self.verdicts.ask(self._unchecked)
+        users, refused = self._usable(solutions)
         table = build_table(
             in_slices(chain(solutions.packed, users.packed)),
             {place: self._where.environment(place) for place in places},
@@ -230,12 +280,24 @@ class Tables:
         tell(log, logging.INFO, what, table.generation, len(table), table.refused.total())
         return table.generation
 
+    def _usable(self, published: Solutions) -> tuple[Solutions, Counter[str]]:
+        """What of the user's tables goes beside the published solutions, and why the rest does not."""
+        if not self._has_users:
+            return Solutions(), Counter()
+        with importing():
+            from gemmtuned.hooks.user_tables import usable
+
+        users, refused = usable(self.user_tables, published, check=self._holds_here)
+        self._unchecked = Solutions(s for s in self.user_tables.solutions if self._holds_here(s) == _UNCHECKED)
+        self.verdicts.ask(self._unchecked)
+        return users, refused
+
     def _put_on_trial(self, table: Table, *, known: Table | None = None) -> None:
         """Begin the generation's probation if it has a route (a row on a device) that the table `known` had not.
 
         The user's own rows do not count: they were tried in another process, and come with every generation.
         """
-        own = self.user_tables.taken
+        own = self.user_tables.taken if self._has_users else frozenset()
         for place, text, packed in in_slices(table.rows()):
             new = known is None or not known.has(place, text, packed)
             if new and packed not in own and unpack(packed).backend != DEFAULT_BACKEND:
