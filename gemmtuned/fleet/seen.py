@@ -6,7 +6,7 @@ People read it (views.py, for coverage --fleet), and those who tune for many (fl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,14 +58,24 @@ def put(store: Store, objects: Objects, host: str, trust: Trust, *, now_s: float
         counts = store.fleet_sync.counts(environment, now_s=now_s, limit=MAX_COUNTS)
         for row in counts:
             row["calls"] = max(row["calls"], before.get((environment.key, row["problem"]), 0))
-        figures = _figures(store, environment)
+        figures = _figures(store, environment, [row["problem"] for row in counts])
         if counts or figures:
             environments.append({"environment": described(environment), "counts": counts, "figures": figures})
     record = {
         "schema": SCHEMA, "host": host, "gemmtuned": __version__, "updated_us": round(now_s * 1e6),
         "environments": environments,
     }  # fmt: skip
-    objects.put(seen_path(host), seal(record, trust.key))
+    objects.put(seen_path(host), _sealed(record, trust))
+
+
+def _sealed(record: dict[str, Any], trust: Trust) -> bytes:
+    """The file, with as many problems of each environment as others read, most expensive first."""
+    most = MAX_COUNTS
+    while len(data := seal(record, trust.key)) > MAX_BYTES and most:
+        most //= 2
+        for one in record["environments"]:
+            one["counts"], one["figures"] = one["counts"][:most], one["figures"][:most]
+    return data
 
 
 def read_all(objects: Objects, trust: Trust) -> tuple[list[Seen], list[str]]:
@@ -129,8 +139,11 @@ def _earlier(objects: Objects, host: str, trust: Trust) -> list[Seen]:
         return []
 
 
-def _figures(store: Store, environment: Environment) -> list[dict[str, Any]]:
-    return list(_figure_rows(store, environment))[:MAX_COUNTS]
+def _figures(store: Store, environment: Environment, counted: Sequence[str]) -> list[dict[str, Any]]:
+    """Those of problems that are counted come first, in the same order."""
+    rank = {problem: number for number, problem in enumerate(counted)}
+    rows = _figure_rows(store, environment)
+    return sorted(rows, key=lambda row: rank.get(row["problem"], len(rank)))[:MAX_COUNTS]
 
 
 def _figure_rows(store: Store, environment: Environment) -> Iterator[dict[str, Any]]:

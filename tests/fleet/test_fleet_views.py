@@ -13,12 +13,16 @@ from typing import Any
 
 import planted_search
 import pytest
+from fakes import ENVIRONMENT, NEWER, solution
 from fleets import Host, problem, running
 
 from gemmtuned.cli import build
 from gemmtuned.configs.settings import Settings
-from gemmtuned.fleet import views
+from gemmtuned.fleet import seen, views
+from gemmtuned.fleet.host import Trust
+from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.seen import Seen
+from gemmtuned.fleet.sync import Exchange
 
 pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
 Ask = Callable[..., dict[str, Any]]
@@ -177,3 +181,30 @@ def test_status_says_how_a_host_stands_with_its_fleet(
     hosts[1].store.fleet_sync.begin(hosts[1].url, live_until_s=time.time() - 1)
     state = ask("status")["fleet"]
     assert not state["reached"]
+
+
+def test_a_host_of_very_many_problems_tells_of_as_many_as_others_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would hear of it at all, from the upgrade on that brings one environment more."""
+    host = Host(tmp_path / "one", (tmp_path / "shared").as_uri())
+    with running([host]):
+        for environment in (ENVIRONMENT, NEWER):
+            for number in range(24):
+                host.see(problem(number), environment=environment, calls=1 + number)
+            solutions = [solution(problem(number), environment) for number in range(24)]
+            host.store.solutions.install(None, solutions, environment=environment, now_s=time.time())
+        whole = Exchange(
+            store=host.store, objects=open_objects(host.url), url=host.url, host="a-00000000", trust=Trust()
+        )
+        whole.run(now_s=time.time())
+        (file,) = (tmp_path / "shared/hosts").glob("*/seen.json")
+        monkeypatch.setattr(seen, "MAX_BYTES", file.stat().st_size // 3)
+        whole.run(now_s=time.time())
+
+        told, refused = seen.read_all(whole.objects, Trust())
+        assert refused == [] and {one.environment.key for one in told} == {ENVIRONMENT.key, NEWER.key}
+        for one in told:
+            counted = [row["problem"] for row in one.counts]
+            assert 3 <= len(counted) < 24 and str(problem(23)) in counted and str(problem(0)) not in counted
+            assert {row["problem"] for row in one.figures} <= set(counted)
