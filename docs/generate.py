@@ -102,7 +102,8 @@ def _commands() -> str:
     made = cli._Commands()
     parts = [
         "# Commands" + _MADE,
-        "Exit codes: 0 done, 1 wrong or failed, 2 wrong usage, 75 try later, 130 interrupted, 143 stopped.",
+        "Exit codes: 0 done, 1 wrong or failed, 2 wrong usage, 75 try later, 129 terminal closed, 130 interrupted, "
+        "143 stopped.",
     ]
     for name in cli.COMMANDS:
         parts += _command(f"gemmtuned {name}", made[name])

@@ -1,6 +1,7 @@
 """The command `gemmtuned`: one list of commands, and one place where an error becomes a line and an exit code.
 
-Exit codes: 0 done, 1 found something wrong or failed, 2 wrong usage, 75 try later, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 found something wrong or failed, 2 wrong usage, 75 try later, 129 terminal closed, 130
+interrupted, 143 terminated.
 A command's file is imported when the command is asked for, and nothing heavy is imported at its top: `gemmtuned status`
 must wait neither for torch nor for the files of twenty other commands.
 """
@@ -187,6 +188,8 @@ def build() -> typer.Typer:
 def main() -> None:
     """Entry point of the console script and of `python -m gemmtuned`."""
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+        signal.signal(signal.SIGHUP, _terminated)
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

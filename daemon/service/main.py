@@ -64,7 +64,7 @@ def run_daemon(
     metrics: Metrics | None = None,
     compile_ahead: bool = True,
 ) -> int:
-    """Tune on idle devices until told to stop; returns the exit code (0, 130 or 143).
+    """Tune on idle devices until told to stop; returns the exit code (0, 129, 130 or 143).
 
     once: end when every captured problem has a verdict or has failed for good, and all that somebody asked for was
     raced again.  wait_s: raise TryLater when no device was idle for so long while there was work.  rules: what the
@@ -114,7 +114,7 @@ class Tuned:
     earlier: frozenset[Problem] = frozenset()  # problems whose solution was found by an earlier run
     unpublished: frozenset[Problem] = frozenset()  # torch was best of the few candidates asked for: no verdict
     put_off: dict[Problem, str] = field(default_factory=dict)  # problem -> why no times could be taken now
-    code: int = 0  # 130 or 143 when it was interrupted
+    code: int = 0  # 129, 130 or 143 when it was interrupted
     others: float = 0.0  # the largest share of a device that other programs used meanwhile
     crowded: int = 0  # verdicts measured beside so many others that a daemon measures them again
     trouble: str = ""  # why the tables or the database could not be written, so that programs use older ones
@@ -359,11 +359,11 @@ class _Told:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[_Told]:
-    """While it lasts SIGTERM and SIGINT set a flag and wake the loop; the former handlers are restored after it."""
+    """While it lasts SIGTERM, SIGINT and SIGHUP set a flag and wake the loop; then the former handlers are restored."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     told = _Told(read_fd)
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [(number, signal.signal(number, told.handle)) for number in numbers]
+    closed = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup has it ignored
+    before = [(number, signal.signal(number, told.handle)) for number in (signal.SIGTERM, signal.SIGINT, *closed)]
     fd_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     try:
         yield told

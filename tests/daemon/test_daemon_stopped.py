@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from command_line import environment
-from fakes import ENVIRONMENT
+from fakes import ENVIRONMENT, FakeMonitor
 from hooked import wait_for
 
 from gemmtuned.configs.problem import Problem
@@ -20,10 +22,14 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.work_queue import owner_name
+from gemmtuned.daemon.seats.worker import Worker
+from gemmtuned.daemon.service import main
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 
+SEARCH = f"{Path(__file__).parents[1] / 'support/planted_search.py'}:tune"
 DAEMON = Path(__file__).parents[1] / "support" / "daemon_process.py"
 
 
@@ -91,3 +97,51 @@ def test_a_daemon_that_does_not_speak_is_told_by_status(running: Running) -> Non
     notice.write_text(json.dumps(json.loads(notice.read_text()) | silent))
 
     assert "last spoke 1 min ago" in running.says("status").stdout
+
+
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    ids=["terminal closed", "Ctrl-C", "stopped"],
+)
+def test_what_a_foreground_run_has_not_reached_is_nobodys_to_tune(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        done = tuned(tmp_path, number)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert done.code == code and len(done.solutions) < 50
+    assert queries.untuned(tmp_path / "tune.db") == []
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        done = tuned(tmp_path, signal.SIGHUP, problems=2)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert done.code == 0 and len(done.solutions) == 2
+
+
+def tuned(home: Path, number: signal.Signals, problems: int = 50) -> main.Tuned:
+    """A run that gets this signal as soon as it tunes."""
+    settings = Settings.from_env({"GEMMTUNED_HOME": str(home), "GEMMTUNED_IDLE_S": "0"})
+    monitor = FakeMonitor()
+    monitor.read(time.time())
+    sent: list[str] = []
+
+    def progress(done: int, total: int, doing: str) -> None:
+        if "8x" in doing and not sent:
+            sent.append(doing)
+            os.kill(os.getpid(), number)
+
+    request = Request(problems=[Problem(m=8, n=1000 + n, k=64) for n in range(problems)])
+    make = partial(Worker, nice=0, search=SEARCH)
+    done = main.tune_now(request, settings, monitors=[monitor], make_worker=make, progress=progress)
+    assert sent
+    return done
