@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gemmtuned.configs.moment import duration, span
-from gemmtuned.hooks.compiled import CPP_WRAPPER
+from gemmtuned.hooks.compiled_notes import CPP_WRAPPER
 from gemmtuned.reports.own_time import COLUMNS, crowded_notes
 from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, flops, more, percent, several
 
