@@ -24,6 +24,7 @@ from gemmtuned.hooks.native.library import Native, NativeError
 from gemmtuned.hooks.overrides import is_there, schema_of
 
 log = logging.getLogger("gemmtuned.hooks")
+LOOK_EVERY: Final = 5  # turns
 _REASON: Final = 200  # characters of one
 _MOST_TEXT: Final = 8000  # of all of it; the database takes a little more
 
@@ -35,17 +36,26 @@ class ForeignOperators:
         self._operators = operators  # None: all
         self._asked: dict[str, tuple[str, tuple[int, ...], int] | Operator] = {}  # by name; see `_ask_for`
         self._looking = FrameLock()
+        self._came: tuple[int, ...] = ()  # `_what_came` at the last look
+        self._passed_over = 0  # looks that nothing had come for
         self._declared = Declared()
         self._announced: list[Declaration] = []
         self._looked_at: set[str] = set()
         self.seen: list[str] = []
         self.changed: dict[str, str] = {}  # name -> why it is left alone
 
+    def look_if_new(self, library: Native) -> None:
+        """As `look`, where an operator may have come; else one time in LOOK_EVERY: C++ tells nobody what it has."""
+        self._passed_over += 1
+        if _what_came() != self._came or self._passed_over >= LOOK_EVERY:
+            self.look(library)
+
     def look(self, library: Native) -> None:
-        """Stand in front of what has come since the last look, or has come again; some 30 us."""
+        """Stand in front of what has come since the last look, or has come again; some 50 us."""
         if not self._looking.enter(0.0):  # another thread looks, and before a capture nobody waits for long
             return
         try:
+            self._came, self._passed_over = _what_came(), 0  # first: what comes meanwhile is for the next look
             if not self._asked:
                 known = all_operators() if self._operators is None else self._operators
                 self._asked = {one.name: _ask_for(one) for one in known}
@@ -113,6 +123,14 @@ class ForeignOperators:
         self.changed[name] = str(why)
         tell(log, logging.WARNING, "calls of %s are not counted: %s", name, why)
         return []
+
+
+def _what_came() -> tuple[int, ...]:
+    """Numbers of which one changes where Python registers an operator, or loads what may register one."""
+    import torch
+
+    registered = (getattr(torch.library, name, ()) for name in ("_defs", "_impls"))
+    return (len(sys.modules), len(torch.ops.loaded_libraries), *map(len, registered))
 
 
 def _ask_for(one: Operator) -> tuple[str, tuple[int, ...], int] | Operator:

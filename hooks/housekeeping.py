@@ -29,7 +29,7 @@ def keep_house(hook: Hook) -> None:
         hook.tables.follow_probation,
         hook.account.look_at_layers,
         hook.tables.follow_places,
-        hook.patches.look_for_foreign,
+        hook.patches.look_for_new_foreign,
         lambda: hook.patches.tell_of_others(clock.monotonic()),
         followers.turn,
     )

@@ -185,6 +185,11 @@ class Patches:
 
     # ---- kernels of others
 
+    def look_for_new_foreign(self) -> None:
+        """As `look_for_foreign`, each second: mostly nothing can have come."""
+        if self._library.native is not None and self.mode != native.OFF:
+            self.foreign.look_if_new(self._library.native)
+
     def look_for_foreign(self) -> None:
         """Count operators of engines and other packages that were registered since the last look."""
         if self._library.native is not None and self.mode != native.OFF:
