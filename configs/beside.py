@@ -52,6 +52,7 @@ ENGINES: Final[dict[str, Engine]] = {  # in this order they have numbers, from 1
     "vllm::w8a8_triton_block_scaled_mm_func": Engine(_VLLM, ("vllm_triton_blocks",)),
 }
 OPERATORS: Final = tuple(ENGINES)
+OPERANDS: Final = "operands"  # among operators that a solution may not serve: calls with operands that it does not take
 BACKENDS: Final = frozenset(name for engine in ENGINES.values() for name in engine.backends)
 Peers = Mapping[str, "Peer"]  # by backend
 

@@ -30,7 +30,7 @@ from gemmtuned.db.look_up import explain
 from gemmtuned.db.recheck import ASKED
 from gemmtuned.db.rows import us
 from gemmtuned.db.solutions import live_solutions
-from gemmtuned.db.traffic import WEIGHTS, coverage, covered_time, frozen, served, traffic, unraced
+from gemmtuned.db.traffic import WEIGHTS, coverage, covered_time, frozen, served, traffic, unfit, unraced
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +64,7 @@ __all__ = [
     "spelled_like",
     "traffic",
     "trials",
+    "unfit",
     "unraced",
     "untuned",
 ]
@@ -82,6 +83,7 @@ VIEWS: Final = (
     "phases",
     "traffic",
     "unraced",
+    "unfit",
 )
 
 _ANY_SHAPE: Final = {"m": None, "n": None, "k": None}

@@ -38,7 +38,7 @@ recent AS (
 known AS MATERIALIZED (
     SELECT t.*, c.us, c.roofline_us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned,
         CASE WHEN c.solution_id IS NULL THEN 0 WHEN c.waits THEN t.calls - t.missed_calls ELSE t.calls END AS covered,
-        c.waits AND t.missed_calls > 0 AS unraced, c.solution_id IS NULL AND NOT d.tunable AS untunable,
+        c.waits AND t.missed_calls > 0 AS unserved, c.solution_id IS NULL AND NOT d.tunable AS untunable,
         s.state IS NOT NULL AND s.state <> 'default_best' AS faster, coalesce(s.baseline_us / s.us, 1.0) AS gain
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
     LEFT JOIN solution s ON s.id = c.solution_id
@@ -58,8 +58,8 @@ SELECT {columns},
     sum((t.exact_calls + t.padded_calls) * t.us * (1.0 - 1.0 / t.gain)) AS hit_saved_us,
     count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
     sum(t.calls * t.untunable) AS untunable_calls,
-    count(DISTINCT CASE WHEN t.unraced THEN t.problem_id END) AS unraced_problems,
-    sum(t.missed_calls * t.unraced) AS unraced_calls,
+    count(DISTINCT CASE WHEN t.unserved THEN t.problem_id END) AS unserved_problems,
+    sum(t.missed_calls * t.unserved) AS unserved_calls,
     sum(t.calls * t.us * (t.us = t.roofline_us)) AS estimated_time_us,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
@@ -96,7 +96,7 @@ JOIN environment e ON e.id = g.environment_id
 JOIN device h ON h.id = e.device_id
 WHERE g.hour >= :hour AND g.last_seen_us >= :since AND g.graph = 1 AND g.outcome = 'miss'
     AND s.state <> 'default_best' AND g.last_seen_us > s.published_us + 10000000
-    AND NOT (d.wanted <> '' AND d.wanted_of = d.solution_id)
+    AND NOT (d.wanted NOT IN ('', 'operands') AND d.wanted_of = d.solution_id)
 GROUP BY g.problem_id, g.environment_id, g.run_id ORDER BY calls DESC
 """
 _SERVED: Final = f"""
@@ -143,7 +143,7 @@ def coverage(
     Columns as in the views coverage*, with graph calls and hour range always, and estimated_time_us: of problems
     neither tuned nor timed, whose time is by their size alone; faster_time_us: of those that a kernel other than
     torch's own serves; now_time_us: with what serves them today; hit_saved_us: what that saves of the calls that hit.
-    Of a problem that waits for a race beside an engine's kernel (`unraced`) only the calls that hit are covered.
+    Of a problem with calls that its solution may not serve (`unraced`, `unfit`) only the calls that hit are covered.
     Hours are counted whole: an hour is in when the window touches it and something was seen in it since.
     """
     if by not in _GROUPS:
@@ -175,7 +175,7 @@ def served(
 
     Columns: the problem's, device, calls, time_us (on stock torch); then of the solution that the look-up finds, for
     this M or for its bucket, and None where there is none: backend, config, covers, state, gain (over stock torch).
-    One that waits for a race beside an engine's kernel has a row for the calls that hit, and one for the others.
+    One with calls that its solution may not serve has a row for the calls that hit, and one for the others.
     """
     since = us((time.time() if now_s is None else now_s) - since_s)
     return ask(path, _SERVED, {"since": since, "hour": since // 3_600_000_000, "run": run})
@@ -193,6 +193,15 @@ def unraced(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
     Like the view of that name, for the last since_s seconds; the most missed first.
     """
     sql = "SELECT * FROM unraced WHERE last_seen >= ? ORDER BY missed DESC, problem"
+    return ask(path, sql, (us(time.time() - since_s),))
+
+
+def unfit(path: Path, *, since_s: float = DAY_S) -> list[dict[str, Any]]:
+    """Problems with a solution that programs call with operands which its kernel does not take.
+
+    Like the view of that name, for the last since_s seconds; the most missed first.
+    """
+    sql = "SELECT * FROM unfit WHERE last_seen >= ? ORDER BY missed DESC, problem"
     return ask(path, sql, (us(time.time() - since_s),))
 
 

@@ -32,7 +32,7 @@ def answered(path: Path) -> dict[str, float]:
     """GEMM time in us on stock torch in the last 24 h, by what the look-up gives today.
 
     faster: a kernel that is faster.  best: the verdict that torch's own is best.  none: no verdict,
-    or none for calls of an engine's operator, whose kernel runs.
+    or none for calls that it may not serve.
     """
     since = us(time.time() - queries.DAY_S)
     found = queries.ask(path, _ANSWERED, {"since": since, "hour": since // 3_600_000_000})

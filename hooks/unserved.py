@@ -1,9 +1,10 @@
-"""Calls of engines' operators that a solution could serve, had it been raced beside the engine's own kernel.
+"""Calls that a solution is there for and does not serve, for one of two reasons.
 
-The native hook notes them with the counts, a bit for each operator.  The daemon is told once for each problem and
-operator with each table, since the next table may have such a solution.  A call that was made before the table in use
-came says nothing of it: what that table has is asked first, and told with its generation, since the store may already
-have a solution that is not in use here.
+An engine's operator is called, beside whose kernel the solution was not raced; or its kernel does not take the operands
+(how they lie, where they begin).  The native hook notes both with the counts, a bit for each operator, and the lowest
+one for operands.  The daemon is told once for each problem and operator with each table, since the next table may have
+such a solution.  A call that was made before the table in use came says nothing of it: what that table has is asked
+first, and told with its generation, since the store may already have a solution that is not in use here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.beside import BACKENDS, ENGINES, FIRST_OF_GOOD, OPERATORS, standing
+from gemmtuned.configs.beside import BACKENDS, ENGINES, FIRST_OF_GOOD, OPERANDS, OPERATORS, standing
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND
 from gemmtuned.hooks.dispatch import Table, installed_version
@@ -37,7 +38,7 @@ class Unserved:
         """Note what a sighting says. table: that in use."""
         if table.generation != self._generation:
             self._told, self._generation = set(), table.generation
-        for at, operator in enumerate(OPERATORS, 1):
+        for at, operator in enumerate((OPERANDS, *OPERATORS)):
             if not sighting.unserved >> at & 1:
                 continue
             one = sighting.problem, operator, sighting.place, table.generation
@@ -53,10 +54,15 @@ class Unserved:
 
 
 def _waits(number: int, sighting: Sighting, table: Table) -> bool:
-    """Whether the operator with this number finds a solution here that may not serve it, and that it might lose to."""
+    """Whether the operator with this number finds a solution here that may not serve it, and that it might lose to.
+
+    0: whether there is any solution for such operands.
+    """
     solution = table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)[1]
     if solution is None or solution.backend == DEFAULT_BACKEND:
         return False
+    if not number:
+        return True
     return not engines_of(solution) & (1 << number | 1 << FIRST_OF_GOOD + number)
 
 

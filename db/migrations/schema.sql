@@ -1,6 +1,6 @@
 -- What the steps beside this file leave in a new database: written by `python -m gemmtuned.db.migrations.whole`, never
 -- by hand. Each statement is as SQLite keeps it; a line `-- next` stands between two of them.
--- last step: 0029_waits
+-- last step: 0030_unfit
 
 -- next
 CREATE TABLE "_sqlite_migrations" (
@@ -644,39 +644,6 @@ FROM (
 )
 )
 -- next
-CREATE VIEW frozen AS
-SELECT *,
-    datetime(last_seen / 1000000, 'unixepoch') AS last_seen_at
-FROM (
-SELECT p.text AS problem,
-    p.family, p.batch, p.m, p.n, p.k, p.bias, p.dtype, p.wdtype, p.out_dtype, p.scale, p.wscale, p.scale_dtype,
-    p.wscale_dtype, p.scale_layout, p.wscale_layout, p.layout, p.weight_state, p.packing, p.math_mode, p.deterministic,
-    p.batch_invariant, p.threads, p.experts, p.topk, p."inter", p.act,
-    h.key AS device, r.name AS run, sum(g.calls) AS calls, s.generation, max(g.last_seen_us) AS last_seen
-FROM every_sighting g
-JOIN demand d ON d.problem_id = g.problem_id AND d.environment_id = g.environment_id
-JOIN solution s ON s.id = d.solution_id
-JOIN problem p ON p.id = g.problem_id
-JOIN run r ON r.id = g.run_id
-JOIN environment e ON e.id = g.environment_id
-JOIN device h ON h.id = e.device_id
-WHERE g.graph = 1 AND g.outcome = 'miss' AND s.state <> 'default_best'
-    AND g.last_seen_us > s.published_us + 10000000
-    AND NOT (d.wanted <> '' AND d.wanted_of = d.solution_id)
-GROUP BY g.problem_id, g.environment_id, g.run_id
-)
--- next
-CREATE VIEW unraced AS
-SELECT p.text AS problem, h.key AS device, d.wanted AS operators, s.backend, s.beside, d.calls,
-    d.calls - d.exact_calls - d.padded_calls AS missed, d.last_seen_us AS last_seen,
-    datetime(d.last_seen_us / 1000000, 'unixepoch') AS last_seen_at
-FROM demand d
-JOIN solution s ON s.id = d.solution_id
-JOIN problem p ON p.id = d.problem_id
-JOIN environment e ON e.id = d.environment_id
-JOIN device h ON h.id = e.device_id
-WHERE d.wanted <> '' AND d.wanted_of = d.solution_id
--- next
 CREATE VIEW problem_cost AS
 SELECT c.problem_id, c.environment_id, c.solution_id, c.waits,
     CASE WHEN s.others > 0.15 AND c.sampled_calls >= 4 THEN c.sampled_us
@@ -701,6 +668,33 @@ FROM (
 ) c
 LEFT JOIN solution s ON s.id = c.measured_id
 -- next
+CREATE VIEW traffic AS
+WITH cost AS MATERIALIZED (  -- once for each problem, not for each row
+    SELECT c.problem_id, c.environment_id, c.us, c.waits, s.id AS solution_id, s.backend, s.config, s.covers, s.generation,
+        CASE WHEN s.id IS NULL THEN 'none' WHEN s.state = 'default_best' THEN 'best' ELSE 'faster' END AS answer,
+        s.baseline_us / s.us AS gain
+    FROM problem_cost c LEFT JOIN solution s ON s.id = c.solution_id
+)
+SELECT g.hour * 3600000000 AS hour, datetime(g.hour * 3600, 'unixepoch') AS hour_at, r.name AS run, p.text AS problem,
+    p.family, p.batch, p.m, p.n, p.k, p.bias, p.dtype, p.wdtype, p.out_dtype, p.scale, p.wscale, p.scale_dtype,
+    p.wscale_dtype, p.scale_layout, p.wscale_layout, p.layout, p.weight_state, p.packing, p.math_mode, p.deterministic,
+    p.batch_invariant, p.threads, p.experts, p.topk, p."inter", p.act,
+    h.key AS device, g.outcome, g.graph, g.calls, g.calls * p.flops AS flops, g.calls * c.us AS time_us,
+    g.calls * c.us / CASE WHEN c.waits AND g.outcome = 'miss' THEN 1.0 ELSE coalesce(c.gain, 1.0) END AS now_us,
+    CASE WHEN c.waits AND g.outcome = 'miss' THEN 'none' ELSE c.answer END AS answer,
+    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.backend END AS backend,
+    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.config END AS config,
+    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.covers END AS covers,
+    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.gain END AS gain,
+    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.generation END AS generation,
+    g.last_seen_us AS last_seen, datetime(g.last_seen_us / 1000000, 'unixepoch') AS last_seen_at
+FROM every_sighting g
+JOIN cost c ON c.environment_id = g.environment_id AND c.problem_id = g.problem_id
+JOIN problem p ON p.id = g.problem_id
+JOIN run r ON r.id = g.run_id
+JOIN environment e ON e.id = g.environment_id
+JOIN device h ON h.id = e.device_id
+-- next
 CREATE VIEW coverage AS
 SELECT *,
     round(100.0 * covered_time_us / nullif(time_us, 0), 1) AS covered_percent,
@@ -717,7 +711,7 @@ WITH recent AS (
     GROUP BY problem_id, environment_id
 ),
 known AS MATERIALIZED (  -- else SQLite would look the cost up again for every column that uses it
-    SELECT t.*, c.us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned, c.waits AND t.missed_calls > 0 AS unraced,
+    SELECT t.*, c.us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned, c.waits AND t.missed_calls > 0 AS unserved,
         CASE WHEN c.solution_id IS NULL THEN 0 WHEN c.waits THEN t.calls - t.missed_calls ELSE t.calls END AS covered,
         c.solution_id IS NULL AND NOT d.tunable AS untunable
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
@@ -734,8 +728,8 @@ SELECT p.family, h.key AS device,
     sum(t.covered * t.us) AS covered_time_us,
     count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
     sum(t.calls * t.untunable) AS untunable_calls,
-    count(DISTINCT CASE WHEN t.unraced THEN t.problem_id END) AS unraced_problems,
-    sum(t.missed_calls * t.unraced) AS unraced_calls
+    count(DISTINCT CASE WHEN t.unserved THEN t.problem_id END) AS unserved_problems,
+    sum(t.missed_calls * t.unserved) AS unserved_calls
 FROM known t
 JOIN problem p ON p.id = t.problem_id
 JOIN environment e ON e.id = t.environment_id
@@ -763,7 +757,7 @@ WITH recent AS (
     GROUP BY problem_id, environment_id, run_id
 ),
 known AS MATERIALIZED (  -- else SQLite would look the cost up again for every column that uses it
-    SELECT t.*, c.us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned, c.waits AND t.missed_calls > 0 AS unraced,
+    SELECT t.*, c.us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned, c.waits AND t.missed_calls > 0 AS unserved,
         CASE WHEN c.solution_id IS NULL THEN 0 WHEN c.waits THEN t.calls - t.missed_calls ELSE t.calls END AS covered,
         c.solution_id IS NULL AND NOT d.tunable AS untunable
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
@@ -780,8 +774,8 @@ SELECT r.name AS run, h.key AS device,
     sum(t.covered * t.us) AS covered_time_us,
     count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
     sum(t.calls * t.untunable) AS untunable_calls,
-    count(DISTINCT CASE WHEN t.unraced THEN t.problem_id END) AS unraced_problems,
-    sum(t.missed_calls * t.unraced) AS unraced_calls,
+    count(DISTINCT CASE WHEN t.unserved THEN t.problem_id END) AS unserved_problems,
+    sum(t.missed_calls * t.unserved) AS unserved_calls,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
 FROM known t
@@ -812,7 +806,7 @@ WITH recent AS (
     GROUP BY problem_id, environment_id
 ),
 known AS MATERIALIZED (  -- else SQLite would look the cost up again for every column that uses it
-    SELECT t.*, c.us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned, c.waits AND t.missed_calls > 0 AS unraced,
+    SELECT t.*, c.us, c.solution_id IS NOT NULL AND NOT c.waits AS tuned, c.waits AND t.missed_calls > 0 AS unserved,
         CASE WHEN c.solution_id IS NULL THEN 0 WHEN c.waits THEN t.calls - t.missed_calls ELSE t.calls END AS covered,
         c.solution_id IS NULL AND NOT d.tunable AS untunable
     FROM recent t JOIN problem_cost c ON c.environment_id = t.environment_id AND c.problem_id = t.problem_id
@@ -832,8 +826,8 @@ SELECT p.text AS problem,
     sum(t.covered * t.us) AS covered_time_us,
     count(DISTINCT CASE WHEN t.untunable THEN t.problem_id END) AS untunable_problems,
     sum(t.calls * t.untunable) AS untunable_calls,
-    count(DISTINCT CASE WHEN t.unraced THEN t.problem_id END) AS unraced_problems,
-    sum(t.missed_calls * t.unraced) AS unraced_calls,
+    count(DISTINCT CASE WHEN t.unserved THEN t.problem_id END) AS unserved_problems,
+    sum(t.missed_calls * t.unserved) AS unserved_calls,
     sum(t.graph_calls) AS graph_calls,
     min(t.first_hour) * 3600000000 AS first_hour, max(t.last_hour) * 3600000000 AS last_hour
 FROM known t
@@ -843,29 +837,46 @@ JOIN device h ON h.id = e.device_id
 GROUP BY t.problem_id, h.id
 )
 -- next
-CREATE VIEW traffic AS
-WITH cost AS MATERIALIZED (  -- once for each problem, not for each row
-    SELECT c.problem_id, c.environment_id, c.us, c.waits, s.id AS solution_id, s.backend, s.config, s.covers, s.generation,
-        CASE WHEN s.id IS NULL THEN 'none' WHEN s.state = 'default_best' THEN 'best' ELSE 'faster' END AS answer,
-        s.baseline_us / s.us AS gain
-    FROM problem_cost c LEFT JOIN solution s ON s.id = c.solution_id
-)
-SELECT g.hour * 3600000000 AS hour, datetime(g.hour * 3600, 'unixepoch') AS hour_at, r.name AS run, p.text AS problem,
+CREATE VIEW frozen AS
+SELECT *,
+    datetime(last_seen / 1000000, 'unixepoch') AS last_seen_at
+FROM (
+SELECT p.text AS problem,
     p.family, p.batch, p.m, p.n, p.k, p.bias, p.dtype, p.wdtype, p.out_dtype, p.scale, p.wscale, p.scale_dtype,
     p.wscale_dtype, p.scale_layout, p.wscale_layout, p.layout, p.weight_state, p.packing, p.math_mode, p.deterministic,
     p.batch_invariant, p.threads, p.experts, p.topk, p."inter", p.act,
-    h.key AS device, g.outcome, g.graph, g.calls, g.calls * p.flops AS flops, g.calls * c.us AS time_us,
-    g.calls * c.us / CASE WHEN c.waits AND g.outcome = 'miss' THEN 1.0 ELSE coalesce(c.gain, 1.0) END AS now_us,
-    CASE WHEN c.waits AND g.outcome = 'miss' THEN 'none' ELSE c.answer END AS answer,
-    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.backend END AS backend,
-    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.config END AS config,
-    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.covers END AS covers,
-    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.gain END AS gain,
-    CASE WHEN NOT c.waits OR g.outcome <> 'miss' THEN c.generation END AS generation,
-    g.last_seen_us AS last_seen, datetime(g.last_seen_us / 1000000, 'unixepoch') AS last_seen_at
+    h.key AS device, r.name AS run, sum(g.calls) AS calls, s.generation, max(g.last_seen_us) AS last_seen
 FROM every_sighting g
-JOIN cost c ON c.environment_id = g.environment_id AND c.problem_id = g.problem_id
+JOIN demand d ON d.problem_id = g.problem_id AND d.environment_id = g.environment_id
+JOIN solution s ON s.id = d.solution_id
 JOIN problem p ON p.id = g.problem_id
 JOIN run r ON r.id = g.run_id
 JOIN environment e ON e.id = g.environment_id
 JOIN device h ON h.id = e.device_id
+WHERE g.graph = 1 AND g.outcome = 'miss' AND s.state <> 'default_best'
+    AND g.last_seen_us > s.published_us + 10000000
+    AND NOT (d.wanted NOT IN ('', 'operands') AND d.wanted_of = d.solution_id)
+GROUP BY g.problem_id, g.environment_id, g.run_id
+)
+-- next
+CREATE VIEW unraced AS
+SELECT p.text AS problem, h.key AS device, trim(replace(' ' || d.wanted || ' ', ' operands ', ' ')) AS operators,
+    s.backend, s.beside, d.calls, d.calls - d.exact_calls - d.padded_calls AS missed, d.last_seen_us AS last_seen,
+    datetime(d.last_seen_us / 1000000, 'unixepoch') AS last_seen_at
+FROM demand d
+JOIN solution s ON s.id = d.solution_id
+JOIN problem p ON p.id = d.problem_id
+JOIN environment e ON e.id = d.environment_id
+JOIN device h ON h.id = e.device_id
+WHERE d.wanted NOT IN ('', 'operands') AND d.wanted_of = d.solution_id
+-- next
+CREATE VIEW unfit AS
+SELECT p.text AS problem, h.key AS device, s.backend, s.config, d.calls,
+    d.calls - d.exact_calls - d.padded_calls AS missed, d.last_seen_us AS last_seen,
+    datetime(d.last_seen_us / 1000000, 'unixepoch') AS last_seen_at
+FROM demand d
+JOIN solution s ON s.id = d.solution_id
+JOIN problem p ON p.id = d.problem_id
+JOIN environment e ON e.id = d.environment_id
+JOIN device h ON h.id = e.device_id
+WHERE d.wanted_of = d.solution_id AND instr(' ' || d.wanted || ' ', ' operands ')

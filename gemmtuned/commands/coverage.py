@@ -121,6 +121,7 @@ def _without_database(here: Settings, by: str, weight: str, since_s: float) -> R
         "engine_paths": [],
         "dropped_calls": {},
         "unraced": [],
+        "unfit": [],
     }
     answer = no_database("coverage", here, "rows", **facts)
     return replace(answer, lines=[*(why_off(here) or why_nothing(here)), *answer.lines])

@@ -15,6 +15,7 @@ from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
 from gemmtuned.reports.render import show
 from gemmtuned.reports.source import no_database, of_database
+from gemmtuned.reports.unraced import unfit_of, unraced_of
 
 
 def explain(
@@ -64,8 +65,11 @@ def explain(
     solutions = queries.solutions(here.db, problems=filed) if unseen else []
     missed = [problem for problem, rows in steps[:MOST] if not any(row["chosen"] for row in rows)]
     elsewhere = {problem: tuned_with(here.db, problem) for problem in missed}
-    unraced = queries.unraced(here.db, since_s=LONGEST_S)
-    told = report(steps, solutions, hints, elsewhere, unraced, asked=" ".join(what))
+    more = [
+        *unraced_of(found[:MOST], queries.unraced(here.db, since_s=LONGEST_S)),
+        *unfit_of(found[:MOST], queries.unfit(here.db, since_s=LONGEST_S)),
+    ]
+    told = report(steps, solutions, hints, elsewhere, more, asked=" ".join(what))
     show(of_database(told, here), as_json=as_json)
     if not any(rows for _, rows in steps):
         raise typer.Exit(1)

@@ -25,7 +25,7 @@ from gemmtuned.reports.published import notes, standing
 from gemmtuned.reports.render import Report, Row
 from gemmtuned.reports.source import of_database
 from gemmtuned.reports.threads import threads_notes
-from gemmtuned.reports.unraced import unraced_notes
+from gemmtuned.reports.unraced import unfit_notes, unraced_notes
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why_nothing import why_nothing, why_off
 
@@ -56,7 +56,8 @@ def coverage(
     dropped = dropped_calls(sessions, since_us=since_us)
     warnings = [*_warnings(here, since_s, run), *phase_notes(apart, since_s), *dropped_notes(dropped)]
     unraced = queries.unraced(here.db, since_s=since_s)
-    warnings += [*map(str, engines), *unraced_notes(unraced)]
+    unfit = queries.unfit(here.db, since_s=since_s)
+    warnings += [*map(str, engines), *unraced_notes(unraced), *unfit_notes(unfit)]
     if by == "layer":
         rows = queries.served(here.db, since_s=since_s, run=run)
         answer = layers.report(rows, since_s=since_s, compiled=compiled, frozen=frozen, notes=warnings, limit=limit)
@@ -72,6 +73,7 @@ def coverage(
         "engine_paths": [paths.facts for paths in engines],
         "dropped_calls": dropped,
         "unraced": unraced,
+        "unfit": unfit,
     }
     return of_database(replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines]), here)
 

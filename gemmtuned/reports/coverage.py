@@ -12,7 +12,7 @@ from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, 
 
 WEIGHTS: Final = ("time", "calls", "flops")
 SHOWN: Final = 50  # rows, unless told otherwise
-_LEFT: Final = ("untunable", "unraced")  # why calls have no verdict that they are served by
+_LEFT: Final = ("untunable", "unserved")  # why calls have no verdict that they are served by
 GROUPS: Final = ("family", "device", "run", "problem")
 # weight: (all of it, what is covered of it, how its amount is spelled, what it is called)
 _WEIGHED: Final = {
@@ -128,12 +128,8 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
             f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
             f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which and why)"
         )
-    if total["unraced_calls"]:
-        lines.append(
-            f"not covered: {several(total['unraced_calls'], 'call')} of "
-            f"{several(total['unraced_problems'], 'problem')} that an engine's own kernel ran, "
-            "beside which the solution was not raced (below)"
-        )
+    if total["unserved_calls"]:
+        lines.append(f"not covered: {several(total['unserved_calls'], 'call')} that solutions may not serve (below)")
     return lines
 
 

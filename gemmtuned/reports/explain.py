@@ -15,7 +15,6 @@ from gemmtuned.db.abilities import reason
 from gemmtuned.reports.gains import EVERY_M
 from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import TIMES, Column, Report, Row, Table
-from gemmtuned.reports.unraced import unraced_of
 
 MOST: Final = 20  # problems explained at once
 
@@ -48,14 +47,14 @@ def report(
     solutions: Sequence[Row],
     hints: Sequence[Row] = (),
     elsewhere: Mapping[Problem, Sequence[int]] | None = None,
-    unraced: Sequence[Row] = (),
+    more: Sequence[str] = (),
     *,
     asked: str,
 ) -> Report:
     """steps: problem and what queries.explain says of it, [] when it was never seen. solutions: the live ones.
 
     hints: imported rows for these problems; shown, since one of a library that is not here is never tried.  elsewhere:
-    of problems that run stock torch, with how many CPU threads they have a solution.  unraced: of the view.
+    of problems that run stock torch, with how many CPU threads they have a solution.  more: notes.
     """
     tables: list[Table] = []
     lines: list[str] = []
@@ -76,7 +75,7 @@ def report(
             nothing = f"{title}\n  no solution is filed for M = {problem.m} or for what it is rounded up to"
             tables.append(Table("rows", _COLUMNS, table, title=title, instead="" if filed else nothing))
     notes = [f"{len(steps) - MOST} more problems match: name one as reports spell it."] if len(steps) > MOST else []
-    notes += [line for problem, _ in steps[:MOST] for line in unraced_of(str(problem), unraced)]
+    notes += more
     for problem, threads in list((elsewhere or {}).items())[:MOST]:
         if threads:
             counts = " and ".join(map(str, threads))

@@ -24,7 +24,7 @@ from gemmtuned.reports import charts
 from gemmtuned.reports.layers import BEST, answer, by_size, gain_of_all
 from gemmtuned.reports.layers import layers as by_layer
 from gemmtuned.reports.render import clean, count, factor, percent
-from gemmtuned.reports.unraced import unraced_notes
+from gemmtuned.reports.unraced import unfit_notes, unraced_notes
 
 LAYERS: Final = 15
 PROBLEMS: Final = 200
@@ -48,6 +48,7 @@ class Data:
     compiled: Sequence[dict[str, Any]]
     frozen: Sequence[dict[str, Any]]
     unraced: Sequence[dict[str, Any]]
+    unfit: Sequence[dict[str, Any]]
     publications: Sequence[dict[str, Any]]
     timeline: Mapping[str, Sequence[Mapping[str, int]]]
     sessions: Sequence[dict[str, Any]]
@@ -67,6 +68,7 @@ def collect(database: Path, *, since_s: float, now_s: float) -> Data:
         compiled=queries.compiled(database, since_s=since_s),
         frozen=queries.frozen(database, since_s=since_s),
         unraced=queries.unraced(database, since_s=since_s),
+        unfit=queries.unfit(database, since_s=since_s),
         publications=queries.publications(database, limit=20),
         timeline=timeline(database, slots=SLOTS, since_s=since_s, now_s=now_s),
         sessions=queries.sessions(database),
@@ -123,7 +125,7 @@ def _figures(data: Data) -> dict[str, Any]:
         "untuned_left": len(data.untuned) > WAITING,
         "compiled": len({row["problem"] for row in data.compiled}),
         "frozen": _by_run(data.frozen),
-        "unraced": unraced_notes(data.unraced),
+        "unraced": [*unraced_notes(data.unraced), *unfit_notes(data.unfit)],
         "untunable": (sum(r["untunable_problems"] for r in data.runs), sum(r["untunable_calls"] for r in data.runs)),
         "notes": dict(_notes(data.sessions)),
         "publications": data.publications,

@@ -22,7 +22,7 @@ from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
 from gemmtuned.reports.silent_daemon import silence
 from gemmtuned.reports.source import disk_full
-from gemmtuned.reports.unraced import unraced_notes
+from gemmtuned.reports.unraced import unfit_notes, unraced_notes
 from gemmtuned.reports.unseen import dropped_calls, dropped_notes, engine_paths, unseen_notes
 from gemmtuned.reports.why_nothing import why_off
 
@@ -39,6 +39,7 @@ def report(
     saved_us: float,
     frozen: Sequence[Row] = (),
     unraced: Sequence[Row] = (),
+    unfit: Sequence[Row] = (),
     asked_again: int = 0,
     differs: Check | None = None,
     salvages: Sequence[Check] = (),
@@ -46,7 +47,7 @@ def report(
 ) -> Report:
     """notice: the daemon's. published, generation: of the tables, and of the store. Rows: as db.queries gives them.
 
-    saved_us: GEMM time that all solutions together have saved.  frozen, unraced: of the views of these names.
+    saved_us: GEMM time that all solutions together have saved.  frozen, unraced, unfit: of the views of these names.
     differs: what is to be said of the database beside the published tables.  salvages: of those that did not end.
     asked_again: how many solutions wait to be raced again because somebody asked.
     """
@@ -62,6 +63,7 @@ def report(
     tables = _tables(daemon["seats"], running, _places(environments, short), now_s)
     since_us = (now_s - DAY_S) * 1e6
     dropped, engines = dropped_calls(sessions, since_us=since_us), engine_paths(sessions, since_us=since_us)
+    apart = {"frozen": frozen, "unraced": unraced, "unfit": unfit}
     facts: dict[str, Any] = {
         "home": str(settings.home),
         "database": str(settings.db),
@@ -71,8 +73,7 @@ def report(
         "daemon": dict(notice) if notice else None,
         "covered_share": share,
         "saved_us": saved_us,
-        "frozen_problems": len({row["problem"] for row in frozen}),
-        "unraced_problems": len({row["problem"] for row in unraced}),
+        **{f"{name}_problems": len({row["problem"] for row in rows}) for name, rows in apart.items()},
         "asked_again": asked_again,
         "untunable_problems": sum(row.get("untunable", 0) for row in environments),
         "switched_off": settings.switched_off,
@@ -82,6 +83,7 @@ def report(
     notes = [f"{check.found}. To mend it: {check.fix}" for check in salvages] + _notes(running, elsewhere, short)
     notes += [*dropped_notes(dropped), *_put_off_notes(environments, short), *left_out.notes(daemon["seats"])]
     notes += [*frozen_notes(frozen), *without_notes(settings.home), *map(str, engines), *unraced_notes(unraced)]
+    notes += unfit_notes(unfit)
     notes += unseen_notes(sessions, since_us=since_us) if share is None else ()
     queue = _of_queue(facts["untunable_problems"], asked_again)
     return Report("status", tables, facts=facts, lines=lines, notes=[*notes, *queue])

@@ -1,4 +1,8 @@
-"""Calls of engines' operators that run the engine's own kernel, since the solution was not raced beside it."""
+"""Calls that a solution is there for and does not serve.
+
+Of engines' operators, which run the engine's own kernel, since the solution was not raced beside it; and with operands
+that its kernel does not take.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,35 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gemmtuned.configs.beside import ENGINES, peers_of
+from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.solution import Candidate
 from gemmtuned.reports.render import Row, several
 
 UNRACED_FIX: Final = "run the daemon in the environment that the engine is installed in"
 _OLDER_FIX: Final = "run the daemon in the environment of the program"
+
+
+def unfit_notes(rows: Sequence[Row]) -> list[str]:
+    """What is to be said of problems in the view `unfit`."""
+    if not rows:
+        return []
+    problems = sorted({row["problem"] for row in rows})
+    its = "its" if len(problems) == 1 else "their"
+    return [
+        f"{several(len(problems), 'problem is', 'problems are')} called with operands, too, that {its} solution's "
+        f"kernel does not take (how they lie, where they begin): those calls run without it. For example {problems[0]}"
+    ]
+
+
+def unfit_of(problems: Iterable[Problem], rows: Iterable[Row]) -> list[str]:
+    """The same of each of these problems."""
+    asked = set(map(str, problems))
+    return [
+        f"{row['problem']}: programs call it with operands, too, that {Candidate(row['backend'], row['config'])} does "
+        "not take: X or W lies with gaps, or begins where its kernel cannot read; those calls run without it"
+        for row in rows
+        if row["problem"] in asked
+    ]
 
 
 def unraced_notes(rows: Sequence[Row]) -> list[str]:
@@ -31,13 +60,19 @@ def unraced_found(rows: Sequence[Row]) -> list[tuple[str, str]]:
     ]
 
 
-def unraced_of(problem: str, rows: Iterable[Row]) -> list[str]:
-    """The same of one problem."""
-    found = {(op, *_reason(op, row)) for row in rows if row["problem"] == problem for op in row["operators"].split()}
+def unraced_of(problems: Iterable[Problem], rows: Iterable[Row]) -> list[str]:
+    """The same of each of these problems."""
+    asked = set(map(str, problems))
+    found = {
+        (row["problem"], operator, *_reason(operator, row))
+        for row in rows
+        if row["problem"] in asked
+        for operator in row["operators"].split()
+    }
     return [
         f"{problem}: calls of {operator} run its own kernel, for the solution was {reason}"
         + (f": {fix}" if fix else "")
-        for operator, reason, fix in sorted(found)
+        for problem, operator, reason, fix in sorted(found)
     ]
 
 

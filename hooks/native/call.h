@@ -203,6 +203,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   const int engine = flags >> kEngineShift;
   const bool by_engine =
       engine && found.engines.are_as_good(engine);  // its own kernel is the answer, and stock runs that
+  bool fits = flags & ROUTABLE;                     // whether a route may serve the call at all
   const auto count = [&](Outcome seen) {
     cell->add(seen);
     if (C10_LIKELY(!(key.flags & GRAPH))) {
@@ -213,7 +214,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     }
     if (!g_captures_graphs.exchange(true, std::memory_order_relaxed)) g_epoch.fetch_add(1);  // for before_captures
     try {
-      g_captures.add(Device::capture_id(slots.x()), key, seen, flags & ROUTABLE ? engine : Captures::NOBODY);
+      g_captures.add(Device::capture_id(slots.x()), key, seen, fits ? engine : Captures::NOBODY);
     } catch (...) {  // its replays are not counted; the call has been made
     }
   };
@@ -222,9 +223,11 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   std::exception_ptr failure;
   if (route && route->code != STOCK && !by_engine) {
     const bool fair = !engine || found.engines.lost(engine);
-    if (!fair && flags & ROUTABLE) cell->note_unserved(engine);
-    if (fair && flags & ROUTABLE && !route->failed.load(std::memory_order_relaxed) && accepts<Device>(*route, slots) &&
-        may_serve_capture(*route, key)) {
+    const bool failed = route->failed.load(std::memory_order_relaxed);
+    if (fair && !failed) fits = fits && accepts<Device>(*route, slots);
+    if (!fits) cell->note_unserved(kUnfit);
+    else if (!fair) cell->note_unserved(engine);
+    if (fits && fair && !failed && may_serve_capture(*route, key)) {
       Tensor checked;
       try {
         const OnTrial going_on(*route, Device::on_host);

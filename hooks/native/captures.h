@@ -71,7 +71,8 @@ class Captures {
         const Found found = e.outcome == MISS ? look_up(e.key) : Found{};
         const Outcome outcome = is_what_runs(e.by, found) ? found.outcome : e.outcome;
         // of the table in use only who reads this knows whether that has a solution which may not serve it
-        const uint64_t unserved = outcome == MISS && e.by > 0 ? uint64_t{1} << e.by : 0;
+        const bool told = outcome == MISS && e.by != 0;
+        const uint64_t unserved = told ? uint64_t{1} << (e.by == NOBODY ? kUnfit : e.by) : 0;
         out.push_back({e.key, {}, 0, 0, unserved});
         out.back().calls[outcome] = (replays - e.seen) * e.launches;
         e.seen = replays;

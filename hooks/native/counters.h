@@ -19,13 +19,15 @@
 namespace gemmtuned {
 
 constexpr size_t kFirstCells = 64, kMaxCells = 1 << 16;  // a thread keeps at most 65,536 distinct problems
-constexpr uint64_t kSampleMask = 63;                     // one call in 64 is timed: 40 ns spread over 64 calls
+constexpr int kUnfit = 0;  // the bit of `unserved` of operands that a route does not take; others: engines by number
+constexpr uint64_t kSampleMask = 63;  // one call in 64 is timed: 40 ns spread over 64 calls
 
 struct alignas(64) Cell {
   Problem key;
   std::atomic<bool> used{false};
-  std::atomic<uint16_t> unserved{0};  // engines' operators, a bit each, whose call a row here might not serve
-  std::atomic<uint64_t> calls[3]{};   // by Outcome
+  std::atomic<uint16_t> unserved{
+      0};  // whose calls a row here might not serve: a bit for each engine's operator, and kUnfit
+  std::atomic<uint64_t> calls[3]{};  // by Outcome
   std::atomic<uint64_t> sampled_calls{0}, sampled_ns{0};
   uint64_t seen_calls[3] = {0, 0, 0}, seen_sampled_calls = 0, seen_sampled_ns = 0;  // the drainer alone uses these
   uint64_t epoch = 0;  // the owner alone uses this and what follows

@@ -26,7 +26,7 @@ from gemmtuned.db.store import Store
 _COVERAGE = [
     "problems", "tuned_problems", "calls", "exact_calls", "padded_calls", "missed_calls", "flops", "time_us",
     "covered_calls", "covered_flops", "covered_time_us", "covered_percent", "covered_calls_percent", "hit_percent",
-    "untunable_problems", "untunable_calls", "unraced_problems", "unraced_calls",
+    "untunable_problems", "untunable_calls", "unserved_problems", "unserved_calls",
 ]  # fmt: skip
 PROMISED = {
     "coverage": ["family", "device", *_COVERAGE],
@@ -52,6 +52,7 @@ PROMISED = {
     "unraced": [
         "problem", "device", "operators", "backend", "beside", "calls", "missed", "last_seen", "last_seen_at",
     ],
+    "unfit": ["problem", "device", "backend", "config", "calls", "missed", "last_seen", "last_seen_at"],
     "hints": [
         *COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported",
     ],

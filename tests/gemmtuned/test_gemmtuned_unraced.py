@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import HERE, TUNED, Cli, solution
 
-from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.beside import OPERANDS, Peer, text_of
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.db import queries, watched
 from gemmtuned.db.store import Store
@@ -78,10 +78,15 @@ def test_only_what_hits_of_a_problem_that_waits_is_covered_and_faster(call: Cli,
     store.sightings.add_wanted(HERE, [(TUNED, CUTLASS)], now_s=time.time())
     told = json.loads(call("coverage", "--json").stdout)
     total, [row] = told["total"], told["rows"]
-    assert (row["tuned_problems"], row["covered_calls"], row["unraced_problems"], row["unraced_calls"]) == (0, 4, 1, 10)
+    assert (row["tuned_problems"], row["covered_calls"], row["unserved_problems"], row["unserved_calls"]) == (
+        0,
+        4,
+        1,
+        10,
+    )
     assert total["covered_share"] == pytest.approx(share) == total["faster_share"] and total["best_share"] == 0
     assert total["gain"] == pytest.approx(14 / (10 + 4 / 2))
-    assert "not covered: 10 calls of 1 problem that an engine's own kernel ran" in call("coverage").stdout
+    assert "not covered: 10 calls that solutions may not serve (below)" in call("coverage").stdout
     layers = json.loads(call("coverage", "--by", "layer", "--json").stdout)
     assert layers["total"]["covered_share"] == pytest.approx(share) and layers["total"]["gain"] == total["gain"]
     assert [row["calls"] for row in layers["rows"]] == [14] and layers["rows"][0]["none"] == pytest.approx(10 / 14)
@@ -99,6 +104,23 @@ def test_only_what_hits_of_a_problem_that_waits_is_covered_and_faster(call: Cli,
     store.solutions.install(None, [solution(TUNED, beside=BESIDE)], environment=HERE, now_s=time.time())
     assert json.loads(call("coverage", "--json").stdout)["total"]["covered_share"] == 1.0, "raced again"
     store.close()
+
+
+@pytest.mark.parametrize(
+    "command", [("coverage",), ("coverage", "--by", "layer"), ("status",), ("explain", str(TUNED))], ids=" ".join
+)
+def test_operands_that_a_solution_does_not_take_are_told(call: Cli, store: Store, command: tuple[str, ...]) -> None:
+    assert "with operands" not in call(*command).stdout
+
+    store.sightings.add_wanted(HERE, [(TUNED, OPERANDS)], now_s=time.time())
+    said = " ".join(call(*command).stdout.split())
+    assert "with operands, too, that" in said and "engine" not in said and str(TUNED) in said
+    assert json.loads(call("coverage", "--json").stdout)["unraced"] == []
+    assert json.loads(call("status", "--json").stdout)["unfit_problems"] == 1
+    store.sightings.add_wanted(HERE, [(TUNED, CUTLASS)], now_s=time.time())
+    store.close()
+    told = json.loads(call("coverage", "--json").stdout)
+    assert [row["operators"] for row in told["unraced"]] == [CUTLASS] and len(told["unfit"]) == 1
 
 
 def test_gains_say_beside_what_they_are_where_an_engines_kernel_was_raced(call: Cli, store: Store) -> None:

@@ -15,6 +15,7 @@ from gemmtuned.configs.beside import FIRST_OF_GOOD, OPERATORS
 CUTLASS = 1 + OPERATORS.index("_C::cutlass_scaled_mm")
 AZP = 1 + OPERATORS.index("_C::cutlass_scaled_mm_azp")
 LOST, AS_GOOD = 1 << CUTLASS, 1 << FIRST_OF_GOOD + CUTLASS
+UNFIT = 1  # the bit of operands that a route does not take
 STANDING = """
     def stand(name):
         [one] = [operator for operator in operators() if operator.name == name]
@@ -73,7 +74,7 @@ def test_an_engines_operator_whose_kernel_has_lost_is_routed_into_its_own_result
         [None] * 3,
         True,
         [6, 6],
-        [["exact 3", "miss 1", "miss 1"], 0],
+        [["exact 3", "miss 1", "miss 1"], UNFIT],
         3,
         [],
     ]
@@ -226,9 +227,9 @@ def test_an_engines_product_of_blocks_with_a_weight_by_rows_is_served(run: Any, 
     """,
     )
     assert said == (
-        [True, [["exact 1"], 0], 1, [6], [["miss 1"], 0], []]
+        [True, [["exact 1"], 0], 1, [6], [["miss 1"], UNFIT], []]
         if lost
-        else [False, [["miss 1"], 1 << number], 0, [6, 6], [["miss 1"], 0], []]
+        else [False, [["miss 1"], 1 << number], 0, [6, 6], [["miss 1"], UNFIT], []]
     )
 
 
@@ -396,8 +397,8 @@ def test_replays_of_an_engines_calls_that_no_solution_served_say_so(run: Any, en
     """,
     )
     misses = ["miss 3", "miss 3"]
-    assert said[0] == [[["miss 1", "miss 1"], 0], [misses, LOST]]
-    assert said[1] == [["miss 2", "miss 2"], LOST]
+    assert said[0] == [[["miss 1", "miss 1"], 0], [misses, LOST | UNFIT]]
+    assert said[1] == [["miss 2", "miss 2"], LOST | UNFIT]
     if engines:
         assert said[2] == [[["exact 1"], 0], [["exact 3"], 0]]
     else:
