@@ -7,6 +7,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from gemmtuned._testing import faults
+
 
 def beside(path: Path) -> Path:
     """A name next to `path` that no other writer has.
@@ -22,9 +24,12 @@ def put(path: Path, data: bytes) -> None:
     new = beside(path)
     try:
         with new.open("wb") as file:
+            faults.point("put.write")
             file.write(data)
             file.flush()
+            faults.point("put.fsync")
             os.fsync(file.fileno())
+        faults.point("put.rename")
         take_place(new, path)
     except BaseException:
         with suppress(OSError):

@@ -126,7 +126,7 @@ def test_a_store_without_traffic_says_how_to_begin(tmp_path: Path) -> None:
     assert "No GEMM was recorded" in render(collect(tmp_path / "tune.db", since_s=86400, now_s=NOW_S))
 
 
-@pytest.mark.parametrize("fails", ["publish.write", "publish.fsync", "publish.rename"])
+@pytest.mark.parametrize("fails", ["put.write", "put.fsync", "put.rename"])
 def test_a_full_disk_leaves_the_page_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     open_store(tmp_path).close()
     out = tmp_path / "report.html"
