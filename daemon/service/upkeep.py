@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
@@ -21,10 +21,12 @@ from gemmtuned.daemon.service.caretaker import Caretaker
 from gemmtuned.daemon.timer import Timer
 
 if TYPE_CHECKING:
+    from gemmtuned.configs.solution import Environment
     from gemmtuned.db.store import Store
 
 logger = logging.getLogger("gemmtuned.daemon")
 
+Places = Mapping[str, "Environment | None"]  # by device: of its worker, None before that has said it
 LOOK_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
 RETRY_S: Final = 5.0  # after the disk refused to publish
 INGEST_S: Final = 0.05  # for what members left; a page that is begun then is ended
@@ -60,8 +62,8 @@ class Upkeep:
         self._merge, self._ingest, self._progress = Timer(), Timer(), Timer()
         self._merged_s = self._pruned_s = float("-inf")
 
-    def look(self, now_s: float, *, at_once: bool, rests: bool, ours: Collection[str]) -> None:
-        """Do what is due. at_once: something was solved; rests: no worker runs; ours: the workers' environments."""
+    def look(self, now_s: float, *, at_once: bool, rests: bool, ours: Places) -> None:
+        """Do what is due. at_once: something was solved; rests: no worker runs; ours: see Places."""
         if not at_once and not self._look.is_due(now_s):
             return
         self._look.wait_until(now_s + LOOK_S)
@@ -114,7 +116,7 @@ class Upkeep:
         self.publishing.wait()
         self._publish_again.hurry()
         self._stopping = True
-        self.look(now_s, at_once=True, rests=True, ours=())
+        self.look(now_s, at_once=True, rests=True, ours={})
 
     def _merge_old(self, now_s: float, rests: bool) -> None:
         """Keep the database small, a little at each turn: the looks at the devices do not wait for it."""
@@ -180,12 +182,15 @@ class Upkeep:
             # Tables are written whole: with thousands of solutions, several verdicts share one publication
             self._publish_again.wait_until(now_s + 10 * self.publishing.took_s)
 
-    def _see_elsewhere(self, now_s: float, ours: Collection[str]) -> None:
+    def _see_elsewhere(self, now_s: float, ours: Places) -> None:
         """Which environments wait for a daemon started elsewhere: another torch, another CPU."""
-        if not ours or not self._look_around.is_due(now_s):
+        if not self._look_around.is_due(now_s) or all(environment is None for environment in ours.values()):
             return  # before the first worker has spoken, nobody knows what it can reproduce
         self._look_around.wait_until(now_s + LOOK_AROUND_S)
-        found = [row for row in self._store.resume.waiting(now_s=now_s) if row["environment"] not in ours]
+        silent = {device for device, environment in ours.items() if environment is None}
+        here = {environment.key for environment in ours.values() if environment is not None}
+        waiting = self._store.resume.waiting(now_s=now_s)
+        found = [row for row in waiting if row["device"] not in silent and row["environment"] not in here]
         for row in found:
             if row["environment"] not in {known["environment"] for known in self.elsewhere}:
                 logger.warning(

@@ -6,16 +6,19 @@ import ctypes
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_cases import NEW, open_store, problem, saw
+from store_cases import CPU, NEW, OLD, open_store, problem, saw
 
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing import beside_the_loop as publishing
 from gemmtuned.daemon.publishing.publish import publishing as publishing_lock
 from gemmtuned.daemon.service.upkeep import Upkeep
+
+MINE = replace(CPU, key="cpu-of-mine")
 
 
 def test_an_error_that_nobody_foresaw_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,17 +98,17 @@ def test_the_loop_does_not_wait_for_the_thread_that_publishes(tmp_path: Path, mo
     upkeep = Upkeep(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}), quiet=False)
     switch_s = sys.getswitchinterval()
     began_s = time.monotonic()
-    upkeep.look(1000.0, at_once=True, rests=True, ours=())
+    upkeep.look(1000.0, at_once=True, rests=True, ours={})
     assert started.wait(10)
     assert sys.getswitchinterval() < switch_s  # else the loop waits for 5 ms at each call of SQLite
-    upkeep.look(100_000.0, at_once=True, rests=True, ours=())
+    upkeep.look(100_000.0, at_once=True, rests=True, ours={})
     assert (upkeep.trouble, time.monotonic() - began_s < 0.9) == (
         "",
         True,
     )  # of the second that it may wait for the lock
     go.set()
     upkeep.publishing.wait()
-    upkeep.look(200_000.0, at_once=True, rests=True, ours=())
+    upkeep.look(200_000.0, at_once=True, rests=True, ours={})
     assert (upkeep.trouble, upkeep.generation) == ("", store.solutions.generation())
     assert sys.getswitchinterval() == switch_s
     store.close()
@@ -120,7 +123,22 @@ def test_a_service_alone_says_that_problems_wait_for_a_daemon_elsewhere(
     store.sightings.add("r", NEW, [saw(problem())], now_s=1000.0)
     settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
     upkeep = Upkeep(store, settings, quiet=in_the_foreground)
-    upkeep.look(1000.0, at_once=True, rests=True, ours={"cpu-of-mine torch=2.0"})
+    upkeep.look(1000.0, at_once=True, rests=True, ours={"cpu-of-mine": replace(NEW, device=MINE)})
     upkeep.publishing.wait()
     store.close()
     assert ("not ours to tune problems=1" in caplog.text) is not in_the_foreground
+
+
+@pytest.mark.parametrize("spoken", [False, True])
+def test_problems_of_a_device_whose_worker_has_not_spoken_are_not_said_to_be_for_another_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, spoken: bool
+) -> None:
+    """A GPU's worker had said its versions, the CPU's was to start: the log told to start a daemon for the CPU."""
+    store = open_store(tmp_path)
+    store.sightings.add("r", NEW, [saw(problem())], now_s=1000.0)
+    upkeep = Upkeep(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}), quiet=False)
+    here = {"cpu-of-mine": replace(NEW, device=MINE), NEW.device.key: OLD if spoken else None}
+    upkeep.look(1000.0, at_once=True, rests=True, ours=here)
+    upkeep.publishing.wait()
+    store.close()
+    assert ("not ours to tune" in caplog.text) == spoken and bool(upkeep.elsewhere) == spoken
