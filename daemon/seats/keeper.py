@@ -129,5 +129,8 @@ class Keeper:
         return None if self.worker is None and self._is_outdated() else environment
 
     def _is_outdated(self) -> bool:
-        """Whether packages were installed, upgraded or removed since the last worker started."""
-        return installed.packages() != self._packages
+        """Whether packages were installed or upgraded since the last worker started.
+
+        Where one has only gone, another version of it may be on its way: no worker could start meanwhile.
+        """
+        return not installed.packages() <= self._packages

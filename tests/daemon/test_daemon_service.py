@@ -474,6 +474,11 @@ def test_a_worker_of_before_an_upgrade_takes_no_further_problem(
     world.run(60, until=lambda: len(world.solved()) == 3)
     assert world.life.started == 2 and len(world.life.orders) == 3
 
+    (tmp_path / "engine-2.dist-info").rmdir()  # as an upgrade begins: it lies there half, and no worker could start
+    world.see(problem(67), problem(68))
+    world.run(60, until=lambda: len(world.solved()) == 5)
+    assert world.life.started == 2 and len(world.life.orders) == 5
+
 
 def test_a_result_that_was_wrong_in_a_program_is_withdrawn_and_published(world: World) -> None:
     world.see(problem())
