@@ -1,5 +1,7 @@
 """Remove compiled kernels that nothing names any more: those of candidates that lost, and of tables long gone.
 
+So is what a process that was killed left half written: tables, backups, what the daemon says.
+
 Rows of solutions are never deleted, and `gemmtuned rollback` may publish any generation again, so whatever one row of
 the store or of the published tables names is kept, wherever it lies.  What is young is kept, too: a worker leaves a
 kernel before its verdict is in the store.
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gemmtuned.daemon")
 YOUNG_S: Final = 7 * 86400.0
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_OURS: Final = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9a-f-]+\.tmp")  # the second: of a process that was killed
+_HALF: Final = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp(-journal)?")  # see configs/temporary.py; SQLite's of a backup
+_OURS: Final = re.compile(rf"[0-9a-f]{{64}}|{_HALF.pattern}")
 
 
 def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:
@@ -32,25 +35,29 @@ def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:
 
     Nothing is removed while a published table cannot be read.  Raises StoreError, StoreBusy, TableError, TryLater.
     """
+    before = time.time() - YOUNG_S  # files have the system's clock
+    places = dict.fromkeys((home, folder))
+    half = sum(_prune(place, _HALF, set(), before) for place in (*places, home / "checked"))
+    if half:
+        logger.info("removed what killed processes had half written bytes=%d", half)
     with publishing(locks):  # no publisher brings a kernel meanwhile
         published = read_published(folder)
         if published is not None and (published.trouble or published.unread or published.manifest is None):
-            return 0
+            return half
         named = {digest for text in store.solutions.launches() for digest in _DIGEST.findall(text)}
         if published is not None:
             named.update(digest for line in published.lines for digest in _DIGEST.findall(line))
-        before = time.time() - YOUNG_S  # files have the system's clock
-        freed = sum(_prune(place / BINARIES, named, before) for place in dict.fromkeys((home, folder)))
+        freed = sum(_prune(place / BINARIES, _OURS, named, before) for place in places)
     if freed:
         logger.info("kernels removed that nothing names bytes=%d", freed)
-    return freed
+    return half + freed
 
 
-def _prune(folder: Path, named: set[str], before_s: float) -> int:
+def _prune(folder: Path, ours: re.Pattern[str], named: set[str], before_s: float) -> int:
     freed = 0
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in folder.iterdir():
-            if not _OURS.fullmatch(path.name) or path.name in named:
+            if not ours.fullmatch(path.name) or path.name in named:
                 continue
             with contextlib.suppress(OSError):
                 facts = path.lstat()

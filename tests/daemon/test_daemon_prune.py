@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,7 @@ from store_cases import NEW, found, open_store, problem
 
 from gemmtuned.configs.manifest import read_binary, write_binary
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import beside, put
 from gemmtuned.daemon.publishing.prune import YOUNG_S, prune
 from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store
@@ -62,6 +63,32 @@ def test_only_what_no_generation_ever_named_is_removed(tmp_path: Path) -> None:
     publish(store, tmp_path / "configs", tmp_path / "locks", now_s=1e9)
     assert read_binary(tmp_path / "configs", names[0]) == b"first"
     store.close()
+
+
+@pytest.mark.parametrize("name", ["tune-20260101.db", "configs/manifest.json", "daemon.json", "checked/one.json"])
+def test_what_a_killed_process_had_half_written_goes_after_a_week(tmp_path: Path, name: str) -> None:
+    """A backup of a year's counts has some hundred MiB, and nobody sees a name that begins with a dot."""
+    store = open_store(tmp_path)
+    install(store, tmp_path, kernel(tmp_path, "one"))
+    (tmp_path / "checked").mkdir()
+    (tmp_path / ".mine.tmp").write_text("not ours")
+    before = everything(tmp_path)
+    pid = os.fork()
+    if pid == 0:
+        os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
+        put(tmp_path / name, b"half")
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    (left,) = everything(tmp_path) - before
+
+    assert prune(store, tmp_path, tmp_path / "configs", tmp_path / "locks") == 0, "another may be at it now"
+    os.utime(left, (OLD_S, OLD_S))
+    assert prune(store, tmp_path, tmp_path / "configs", tmp_path / "locks") == 4
+    assert everything(tmp_path) == before
+    store.close()
+
+
+def everything(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if not path.name.startswith("tune.db")}
 
 
 def test_a_kernel_that_a_worker_leaves_again_is_young_again(tmp_path: Path) -> None:
