@@ -55,7 +55,7 @@ def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:
 
 def _prune(folder: Path, ours: re.Pattern[str], named: set[str], before_s: float) -> int:
     freed = 0
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with contextlib.suppress(OSError):  # there is none, or it is another user's, closed to us
         for path in folder.iterdir():
             if not ours.fullmatch(path.name) or path.name in named:
                 continue

@@ -16,6 +16,7 @@ from store_cases import NEW, found, open_store, problem
 from gemmtuned.configs.manifest import read_binary, write_binary
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.temporary import beside, put
+from gemmtuned.daemon.publishing import prune as prune_module
 from gemmtuned.daemon.publishing.prune import YOUNG_S, prune
 from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.db.store import Store
@@ -85,6 +86,17 @@ def test_what_a_killed_process_had_half_written_goes_after_a_week(tmp_path: Path
     assert prune(store, tmp_path, tmp_path / "configs", tmp_path / "locks") == 4
     assert everything(tmp_path) == before
     store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_folder_that_is_closed_to_the_daemon_ends_nothing(tmp_path: Path) -> None:
+    """A member's program has made it in a shared home."""
+    (tmp_path / "checked").mkdir(mode=0o700)
+    pid = os.fork()
+    if pid == 0:
+        os.seteuid(65534)
+        os._exit(prune_module._prune(tmp_path / "checked", prune_module._HALF, set(), OLD_S))
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def everything(folder: Path) -> set[Path]:
