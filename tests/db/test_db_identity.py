@@ -173,6 +173,8 @@ def test_sizes_and_forms_that_no_family_has_are_not_leased_though_their_kind_is(
     assert {p.operands for p in odd} == {p.operands for p in plain} <= set(able.tunable)
     store.sightings.add("serve", HERE, [saw(p, 9) for p in (*odd, *plain)], now_s=T)
     before = {row["problem"]: (row["state"], row["reason"]) for row in queries.untuned(store.path)}
+    counted = queries.coverage(store.path, by="problem", now_s=T)  # before a daemon has looked
+    assert {row["problem"] for row in counted if row["untunable_calls"]} == set(ODD)
     assert {before[str(p)][0] for p in odd} == {"untunable"}
     assert {before[str(p)][0] for p in plain}.isdisjoint({"untunable"})
 
