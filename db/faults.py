@@ -118,14 +118,14 @@ def is_damage(err: StoreError) -> bool:
 
 def _no_more_files(err: Exception, path: Path) -> str:
     """As limit_reached; SQLite does not say why it cannot open a file, so one that is closed to us is that."""
-    there = path if path.exists() else path.parent
+    there = path if os.path.exists(path) else path.parent  # Path.exists raises where the folder is closed
     return limit_reached(err) if isinstance(err, OSError) or os.access(there, os.R_OK | os.W_OK) else ""
 
 
 def no_folder(path: Path) -> Path | None:
     """What lies where a folder on the way to path would have to be, and is none."""
-    there = next((folder for folder in path.parents if folder.exists()), None)
-    return there if there is not None and not there.is_dir() else None
+    there = next((folder for folder in path.parents if os.path.exists(folder)), None)
+    return there if there is not None and not os.path.isdir(there) else None
 
 
 def no_folder_error(path: Path) -> StoreError | None:

@@ -63,7 +63,7 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
     """
     with publishing(locks):
         for place in (folder, folder / BINARIES):
-            if place.is_dir():
+            if os.path.isdir(place):  # noqa: PTH112  Path.is_dir raises where the folder is closed
                 check_owner(place)  # else programs would not trust what is written there
         current = _is_current(store, folder)
         if current is not None:

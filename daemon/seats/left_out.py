@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -138,7 +139,7 @@ class Pieces:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """While no other process changes the file, as far as a lock can be had."""
-        lock = LockFile(self._home / LOCK) if self._home is not None and self._home.is_dir() else None
+        lock = LockFile(self._home / LOCK) if self._home is not None and os.path.isdir(self._home) else None  # noqa: PTH112  never raises
         held = False
         if lock is not None:
             with suppress(OSError):

@@ -83,7 +83,7 @@ class Upkeep:
             if not self.publishing.runs:  # else each waits for its thread, or for its lock, and devices for the loop
                 self._tidy(now_s, rests)
             self.trouble, self.trouble_since_s = "", math.inf
-        except GemmtunedError as err:
+        except (GemmtunedError, OSError) as err:  # OSError: a home that is closed, a disk that does not answer
             self._look.wait_until(now_s + RETRY_S)
             if self.trouble != str(err):
                 logger.warning("upkeep failed retry_s=%g reason=%r", RETRY_S, str(err))

@@ -406,6 +406,29 @@ def test_an_upgrade_under_a_running_daemon_gives_the_lease_back(world: World) ->
     assert world.left() == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize("place", [".", "configs"])
+def test_a_home_that_cannot_be_looked_at_for_a_while_ends_no_daemon(world: World, place: str) -> None:
+    """Closed to it, on a disk that does not answer: each call of stat fails, here by a link to a name too long."""
+    world.see(problem())
+    world.run(60)
+    world.see(problem(65))
+    folder = world.settings.home / place
+    aside = world.settings.home.with_name("aside")
+    folder.rename(aside)
+    folder.symlink_to("x" * 300)
+    try:
+        world.run(60)
+    finally:
+        folder.unlink()
+        aside.rename(folder)
+    assert world.daemon.trouble
+
+    world.run(120)
+    assert world.daemon.trouble == "" and world.solved() == {problem(), problem(65)}
+    manifest = read_manifest(world.settings.config_dir)
+    assert manifest is not None and sum(file.rows for file in manifest.files) == 2
+
+
 @pytest.mark.parametrize("jump_s", [8 * 3600.0, -86_400.0], ids=["the machine slept", "the clock was set back"])
 def test_time_that_nobody_waited_is_no_time_without_an_idle_device(world: World, jump_s: float) -> None:
     """`daemon --wait-s 600` of a laptop that was shut for a night, or of one whose clock was wrong at first."""
