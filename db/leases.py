@@ -1,7 +1,8 @@
 """Who tunes what: units of tuning are leased, renewed, given back or failed.
 
-A lease lapses by itself, so a daemon that dies holds nothing for ever.  `attempts` rises at every lease, and a holder
-whose lease lapsed and went to another sees by that number that it has to stop.
+A lease lapses by itself, so a daemon that dies holds nothing for ever.  `attempts` rises by one at every lease, and a
+holder whose lease lapsed and went to another sees by that number, together with the owner, that it has to stop.  An
+attempt that does not count lowers it again when its lease is released, and one that begins anew sets it to 0.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from gemmtuned.db.fleet import Gate
 
 MAX_ATTEMPTS: Final = 3
-BACKOFF_S: Final = 60.0  # times 4^attempt: 4 minutes after the first failure, 16 after the second, none after the third
+# Times 4^attempt: 4 minutes after the first failure, 16 after the second.  After the third the unit has failed for
+# good, or it begins anew after a day if the cause may pass.
+BACKOFF_S: Final = 60.0
 LOOK_AT: Final = 32  # units that are ranked, and tried in order until one can be leased
 TRIES: Final = 2  # rankings, if others have leased all of the first meanwhile
 DAY_US: Final = 86_400_000_000

@@ -149,7 +149,9 @@ inline bool is_copied(const Tensor& y, const Tensor& checked) {
 enum CallFlags : int { COUNTED_ONLY = 0, ROUTABLE = 1, NO_BATCH = 2, UNCHECKED = 4 };
 constexpr int kEngineShift = 8;
 
-// Whether the route takes operands with these strides; a call that it does not take runs on stock torch, without blame.
+// Whether the route takes this call: its operands lie as the launch record's conditions say, alpha and beta are 1 where the
+// route scales no sums, no operand has named dimensions, and the device may run it. A call that it does not take runs on
+// stock torch, and the route is not blamed.
 template <class Device>
 bool accepts(const Route& route, const Slots& slots) {
   if (!Device::may_run(route, slots)) return false;

@@ -106,7 +106,8 @@ class RouteTable {
   void add(const Problem& key, Route* route, Engines engines) { rows_.emplace(key, std::make_pair(route, engines)); }
   size_t size() const { return rows_.size(); }
 
-  // Exact M, then the fine bucket, then the coarse one. A failed route is a miss.
+  // Looks for the exact M, then for the fine bucket, then for the coarse one, and passes over a row whose route has failed.
+  // It is a miss where none of the three holds.
   Found find(const Problem& problem) const {
     for (Covers covers : {EXACT, FINE, COARSE}) {
       Problem key = problem;
