@@ -59,8 +59,10 @@ class Captures {
     return launches;
   }
 
-  // As Counters::drain. A replay that runs what the table of now gives anyway, torch's own or an engine's, is a hit as the
-  // same call is outside of graphs, whatever there was when it was captured.
+  // Drains as Counters::drain does. A graph replays the kernel that was captured, while the table may have changed since.
+  // A launch may have been a miss when it was captured, and the table in use may now say that torch's own kernel, or the
+  // engine's, is best. Then the replay runs the kernel that the table names, and counts as a hit, as a call outside of
+  // graphs does.
   template <class LookUp>
   void drain(std::vector<Record>& out, const LookUp& look_up) {
     std::lock_guard<std::mutex> hold(mutex_);
@@ -70,7 +72,8 @@ class Captures {
         if (e.seen == replays) continue;
         const Found found = e.outcome == MISS ? look_up(e.key) : Found{};
         const Outcome outcome = is_what_runs(e.by, found) ? found.outcome : e.outcome;
-        // of the table in use only who reads this knows whether that has a solution which may not serve it
+        // The bit says only that some route might not serve the launch. Whether the table in use has a solution that may
+        // not serve it is decided by the reader of the record (hooks/unserved.py).
         const bool told = outcome == MISS && e.by != 0;
         const uint64_t unserved = told ? uint64_t{1} << (e.by == NOBODY ? kUnfit : e.by) : 0;
         out.push_back({e.key, {}, 0, 0, unserved});

@@ -39,7 +39,8 @@ void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
                    : told.isInt() ? static_cast<at::ScalarType>(told.toInt())
                                   : x.scalar_type();
   Problem p;
-  // as a family that is never batch-invariant: a program that wants that gets the package's own operator
+  // `describe` is asked for a scaled product, because it makes only dense ones batch-invariant. No product of another
+  // package's family is batch-invariant, so a program that wants batch invariance runs the package's own operator.
   if (!describe<Device>(p, SCALED, x, b, out)) return stock();
   p.family = f.family;
   if (bias.defined()) p.flags |= BIAS;

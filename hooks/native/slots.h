@@ -43,8 +43,11 @@ inline Slots slots_of(const Tensor& x, const Tensor& w, const Tensor* bias = nul
   return s;
 }
 
-enum What : uint8_t { PTR, SIZE, STRIDE, RANK, NUMEL, CONTIGUOUS, CONTIGUOUS_TURNED };  // WHATS; the last one of `b`
-enum Op : uint8_t { EQUAL, MULTIPLE, AT_MOST, AT_LEAST };  // OPS; a MULTIPLE is of a power of two
+// What of an operand: order of WHATS in configs/launch.py. CONTIGUOUS_TURNED is the record's `contiguous` of `w` and
+// `scale_w`, whose slots hold them with the last two dimensions exchanged.
+enum What : uint8_t { PTR, SIZE, STRIDE, RANK, NUMEL, CONTIGUOUS, CONTIGUOUS_TURNED };
+// How a condition compares: order of OPS in configs/launch.py. A MULTIPLE is of a power of two.
+enum Op : uint8_t { EQUAL, MULTIPLE, AT_MOST, AT_LEAST };
 
 struct Cond {  // mirrored in hooks/native/launches.py
   uint8_t slot, what, dim, op;
