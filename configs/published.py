@@ -7,7 +7,9 @@ solutions with what is published costs a set difference, and only lines that dif
 from __future__ import annotations
 
 import json
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -37,7 +39,10 @@ class Published:
 
 
 def read_published(folder: Path) -> Published | None:
-    """What is published in this folder; None when nothing ever was. Never raises for what lies there."""
+    """What is published in this folder; None when nothing ever was.
+
+    Never raises for what lies there; TableError where the folder itself cannot be looked at.
+    """
     try:
         manifest = read_manifest(folder)
     except TableError as err:
@@ -77,10 +82,18 @@ def solutions_in(lines: frozenset[str]) -> tuple[list[Solution], int]:
 
 def _without_manifest(folder: Path, trouble: str) -> Published:
     newest: dict[str, tuple[int, Path]] = {}
-    for path in folder.glob("*.jsonl"):
-        stem = stem_of(path.name)
-        if stem is not None:
-            newest[stem] = max(newest.get(stem, (0, path)), (path.stat().st_mtime_ns, path))
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                stem = stem_of(entry.name)
+                with suppress(FileNotFoundError):  # a publisher has just removed it
+                    if stem is not None:
+                        found = entry.stat().st_mtime_ns, folder / entry.name
+                        newest[stem] = max(newest.get(stem, found), found)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # nothing lies there, or no longer
+    except OSError as err:
+        raise TableError(f"{folder}: cannot be looked at ({err.strerror or err})") from err
     lines: set[str] = set()
     for _, path in newest.values():
         lines.update(_lines_as_named(path) or ())

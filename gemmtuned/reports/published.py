@@ -21,7 +21,10 @@ def standing(settings: Settings) -> Check | None:
     """What is to be said where the two differ; None where they agree, nothing is published, or it cannot be known."""
     if _agrees_at_a_glance(settings):
         return None
-    published = read_published(settings.config_dir)
+    try:
+        published = read_published(settings.config_dir)
+    except TableError as err:
+        return Check(NAME, FAIL, f"programs that start now get none of them: {err}", "make the folder readable again")
     if published is None:
         return _unpublished(settings)
     if not settings.db.exists():

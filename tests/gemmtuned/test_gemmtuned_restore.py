@@ -251,3 +251,23 @@ def test_a_full_disk_is_in_the_daemons_log_with_advice_that_fits() -> None:
     assert advice(reason).startswith("free space there")
     assert "upgrade gemmtuned" in advice("/home/tune.db: schema 99, this gemmtuned knows 15. Upgrade gemmtuned here")
     assert "restart gemmtuned daemon" in advice("/home/tune.db: damaged (malformed)")
+
+
+def test_tables_whose_folder_cannot_be_looked_at_are_one_line_of_a_report(home: Path, run: Run) -> None:
+    """Closed to us, on a disk that does not answer: each call of stat fails, here by a link to a name too long."""
+    aside = home / "aside"
+    (home / "configs").rename(aside)
+    (home / "configs").symlink_to("x" * 300)
+    for command in ("status", "coverage"):
+        done = run(command)
+        assert done.returncode == 0 and "rograms that start now get none of them" in done.stdout + done.stderr
+    done = run("doctor", "--quick", "--json")
+    rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
+    assert rows["published tables"]["result"] == "FAIL" and rows["database"]["result"] == "PASS"
+    for command in (("db", "publish"), ("withdraw", "8", "64", "64")):
+        done = run(*command)
+        assert done.returncode == 1 and "configs: cannot be looked at" in done.stderr
+
+    (home / "configs").unlink()
+    aside.rename(home / "configs")
+    assert run("db", "publish").returncode == 0 and sorted(in_use(home)) == list(SIZES)
