@@ -14,7 +14,7 @@ def top(as_json: Json = False) -> None:
     """Watch daemon, devices and programs.
 
     Asks the daemon twice a second, over a socket in the home; the database is not read. Keys: p pauses and resumes, e
-    explains the problem of the line, w withdraws its solution, q ends. Needs Textual: pip install 'gemmtuned[top]'.
+    explains the problem of the line, w withdraws its solution, q ends. Needs Textual: pip install textual.
     """
     from gemmtuned.daemon.watch.ask import ask
 
@@ -23,7 +23,7 @@ def top(as_json: Json = False) -> None:
         print(json.dumps(ask(here.home)))
         return
     if util.find_spec("textual") is None:
-        raise SettingError("gemmtuned top needs Textual: pip install 'gemmtuned[top]'. Without it: gemmtuned status")
+        raise SettingError("gemmtuned top needs Textual: pip install textual. Without it: gemmtuned status")
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # Textual draws on the last
         raise SettingError("gemmtuned top draws on a terminal. In a pipe: gemmtuned status, or gemmtuned top --json")
     from gemmtuned.top import actions, picture

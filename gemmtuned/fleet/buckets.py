@@ -1,6 +1,6 @@
 """file://, s3://, gs:// and az:// through obstore, which finds credentials as each cloud's own tools do.
 
-It is an extra (`pip install 'gemmtuned[fleet]'`) and is imported when a store is opened.
+It is an extra (`pip install obstore`) and is imported when a store is opened.
 """
 
 from __future__ import annotations

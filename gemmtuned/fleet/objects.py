@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from gemmtuned import __version__
 from gemmtuned.configs.errors import TableError
 
-MISSING: Final = "the extra is missing. Run: pip install 'gemmtuned[fleet]'"
+MISSING: Final = "the extra is missing. Run: pip install obstore huggingface_hub"
 AT_ONCE: Final = 8  # requests side by side
 
 

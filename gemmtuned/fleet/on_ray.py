@@ -59,7 +59,7 @@ def cluster(address: str) -> Iterator[Any]:
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError as err:
-        raise SettingError("the extra is missing. Run: pip install 'gemmtuned[ray,fleet]'") from err
+        raise SettingError("the extra is missing. Run: pip install ray obstore") from err
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="gemmtuned")

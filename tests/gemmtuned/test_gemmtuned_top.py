@@ -292,7 +292,7 @@ def test_without_textual_one_sentence_says_how_to_get_it(monkeypatch: pytest.Mon
 
     assert done.exit_code == 2
     assert done.stderr == (
-        "gemmtuned: gemmtuned top needs Textual: pip install 'gemmtuned[top]'. Without it: gemmtuned status\n"
+        "gemmtuned: gemmtuned top needs Textual: pip install textual. Without it: gemmtuned status\n"
     )
 
 
