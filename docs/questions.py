@@ -128,10 +128,10 @@ commands said.
 HOME: Final = "/home/you/.local/state/gemmtuned"  # as it is called on the page
 TAIL: Final = """## And how do I get rid of it?
 
-Stop the daemon (`kill` the pid that `gemmtuned status` names) and the programs, then `gemmtuned purge` (`--dry-run` shows which
-files) and `pip uninstall gemmtuned`. What `gemmtuned --install-completion` has written into your shell's start file stays: delete its
-lines there. To only switch it off: start programs without `GEMMTUNED=1`, or `touch` the file `disabled` in the home,
-which running programs notice within a second.
+Stop the daemon (`kill` the pid that `gemmtuned status` names) and the programs, then `gemmtuned purge` (`--dry-run`
+shows which files) and `pip uninstall gemmtuned`. What `gemmtuned --install-completion` has written into your shell's
+start file stays: delete its lines there. To only switch it off: start programs without `GEMMTUNED=1`, or `touch` the
+file `disabled` in the home, which running programs notice within a second.
 """
 
 
