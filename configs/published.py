@@ -46,9 +46,9 @@ def read_published(folder: Path) -> Published | None:
     try:
         manifest = read_manifest(folder)
     except TableError as err:
-        return _without_manifest(folder, str(err))
+        return _without_manifest(folder, str(err), str(err))
     if manifest is None:
-        found = _without_manifest(folder, f"{folder / MANIFEST} is missing, and tables lie beside its place")
+        found = _without_manifest(folder, f"{folder / MANIFEST} is missing, and tables lie beside its place", "")
         return found if found.lines else None
     lines: list[str] = []
     unread = 0
@@ -80,7 +80,8 @@ def solutions_in(lines: frozenset[str]) -> tuple[list[Solution], int]:
     return found, bad
 
 
-def _without_manifest(folder: Path, trouble: str) -> Published:
+def _without_manifest(folder: Path, trouble: str, closed: str) -> Published:
+    """closed: why the manifest cannot be read. Raises TableError where the tables cannot be, either."""
     newest: dict[str, tuple[int, Path]] = {}
     try:
         with os.scandir(folder) as entries:
@@ -93,7 +94,7 @@ def _without_manifest(folder: Path, trouble: str) -> Published:
     except (FileNotFoundError, NotADirectoryError):
         pass  # nothing lies there, or no longer
     except OSError as err:
-        raise TableError(f"{folder}: cannot be looked at ({err.strerror or err})") from err
+        raise TableError(closed or f"{folder}: cannot be looked at ({err.strerror or err})") from err
     lines: set[str] = set()
     for _, path in newest.values():
         lines.update(_lines_as_named(path) or ())

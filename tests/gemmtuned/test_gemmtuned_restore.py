@@ -266,7 +266,7 @@ def test_tables_whose_folder_cannot_be_looked_at_are_one_line_of_a_report(home: 
     assert rows["published tables"]["result"] == "FAIL" and rows["database"]["result"] == "PASS"
     for command in (("db", "publish"), ("withdraw", "8", "64", "64")):
         done = run(*command)
-        assert done.returncode == 1 and "configs: cannot be looked at" in done.stderr
+        assert done.returncode == 1 and "configs/manifest.json: cannot be read (" in done.stderr
 
     (home / "configs").unlink()
     aside.rename(home / "configs")
