@@ -1,4 +1,4 @@
-"""Write docs/reference/ from the code: variables, commands, views and their columns, messages.
+"""Write docs/reference/ from the code: variables, commands, views and their columns, messages, operators.
 
     python docs/generate.py            # writes the pages
     python docs/generate.py --check    # ends with 1 and names the pages that differ; `make check` runs it
@@ -17,6 +17,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+import operator_list
 
 from gemmtuned import cli
 from gemmtuned.configs import errors
@@ -79,6 +81,7 @@ def pages() -> dict[str, str]:
         "views.md": _views(),
         "messages.md": _messages(),
         "engines.md": _engines(),
+        "operators.md": _operators_of_torch(),
         "../database.md": _database(),
     }
 
@@ -256,6 +259,25 @@ def _engines() -> str:
         "Each is recorded where its schema is the one in `hooks/engine_operators.py`; those with a star are found by "
         "the names of their arguments, which forks keep. `coverage`, `status` and `doctor` name what is not seen.",
         _table(heads, rows),
+    ])  # fmt: skip
+
+
+def _operators_of_torch() -> str:
+    listed = operator_list.operators()
+    rows = [
+        (f"`{name}`", "yes" if name in listed.everywhere else "no", "yes", "yes" if name in listed.compiled else "no")
+        for name in (*listed.everywhere, *listed.gpus_alone)
+    ]
+    return "\n\n".join([
+        "# Operators of torch's that the hook stands in front of" + _MADE,
+        "The list is `hooks/native/operator_list.h`. Each is one of aten's, `torch.ops.aten.mm.out` for `mm.out`, and "
+        "the hook registers above torch's own kernel of it. An operator that the installed torch has not, or has with "
+        "other arguments, is left alone.",
+        "Calls of all of them are counted, and routed where a solution can serve them. `_addmm_activation` is only "
+        "counted on a GPU, since one kernel of torch's computes the sum and the function there.",
+        "The last column says which of them compiled C++ (AOTInductor, a C++ wrapper) calls by a function of torch's "
+        "of its own, `aoti_torch_cpu_mm_out` for `mm.out`: the hook has a function of the same name for each.",
+        _table(("operator", "CPU", "CUDA", "in compiled C++"), rows),
     ])  # fmt: skip
 
 

@@ -40,7 +40,7 @@ void list_of_gpus(const Take& take) {
   [[maybe_unused]] const Scalar one = 1;
   [[maybe_unused]] const OptionalTensor none;
   [[maybe_unused]] const std::optional<at::ScalarType> unsaid;
-#define GEMMTUNED_TAKE_OF_GPU(operation, ours, called) \
+#define GEMMTUNED_TAKE_OF_GPU(operation, torchs, ours, called) \
   if constexpr (requires { called; }) take(operation, add_to<&ours>);
   GEMMTUNED_GPU_OPERATORS(GEMMTUNED_TAKE_OF_GPU)
 #undef GEMMTUNED_TAKE_OF_GPU

@@ -37,38 +37,33 @@ AOTITorchError int_mm_out(const char* name, AtenTensorHandle out, AtenTensorHand
 
 }  // namespace gemmtuned
 
-#define GEMMTUNED_SHIMS(device, Device)                                                                              \
-  AOTITorchError aoti_torch_##device##_mm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) {  \
-    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                     \
-      auto [y, x, w] = gemmtuned::tensors_of(out, self, mat2);                                                       \
-      gemmtuned::Operators<Device>::mm_out(x, w, y);                                                                 \
-    });                                                                                                              \
-  }                                                                                                                  \
-  AOTITorchError aoti_torch_##device##_bmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat2) { \
-    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                     \
-      auto [y, x, w] = gemmtuned::tensors_of(out, self, mat2);                                                       \
-      gemmtuned::Operators<Device>::bmm_out(x, w, y);                                                                \
-    });                                                                                                              \
-  }                                                                                                                  \
-  AOTITorchError aoti_torch_##device##_addmm_out(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle mat1, \
-                                                 AtenTensorHandle mat2, double beta, double alpha) {                 \
-    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                     \
-      auto [y, c, x, w] = gemmtuned::tensors_of(out, self, mat1, mat2);                                              \
-      gemmtuned::Operators<Device>::addmm_out(c, x, w, beta, alpha, y);                                              \
-    });                                                                                                              \
-  }                                                                                                                  \
-  AOTITorchError aoti_torch_##device##_baddbmm_out(AtenTensorHandle out, AtenTensorHandle self,                      \
-                                                   AtenTensorHandle batch1, AtenTensorHandle batch2, double beta,    \
-                                                   double alpha) {                                                   \
-    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                     \
-      auto [y, c, x, w] = gemmtuned::tensors_of(out, self, batch1, batch2);                                          \
-      gemmtuned::Operators<Device>::baddbmm_out(c, x, w, beta, alpha, y);                                            \
-    });                                                                                                              \
-  }                                                                                                                  \
-  AOTITorchError aoti_torch_##device##__int_mm_out(AtenTensorHandle out, AtenTensorHandle self,                      \
-                                                   AtenTensorHandle mat2) {                                          \
-    return gemmtuned::int_mm_out<Device>(__func__, out, self, mat2);                                                 \
+#define GEMMTUNED_PRODUCT_SHIM(device, Device, operation)                                             \
+  AOTITorchError aoti_torch_##device##_##operation##_out(AtenTensorHandle out, AtenTensorHandle self, \
+                                                         AtenTensorHandle mat2) {                     \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                      \
+      auto [y, x, w] = gemmtuned::tensors_of(out, self, mat2);                                        \
+      gemmtuned::Operators<Device>::operation##_out(x, w, y);                                         \
+    });                                                                                               \
   }
+
+#define GEMMTUNED_SUM_SHIM(device, Device, operation)                                                               \
+  AOTITorchError aoti_torch_##device##_##operation##_out(AtenTensorHandle out, AtenTensorHandle self,               \
+                                                         AtenTensorHandle mat1, AtenTensorHandle mat2, double beta, \
+                                                         double alpha) {                                            \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                                                    \
+      auto [y, c, x, w] = gemmtuned::tensors_of(out, self, mat1, mat2);                                             \
+      gemmtuned::Operators<Device>::operation##_out(c, x, w, beta, alpha, y);                                       \
+    });                                                                                                             \
+  }
+
+#define GEMMTUNED_INT_SHIM(device, Device, operation)                                                 \
+  AOTITorchError aoti_torch_##device##_##operation##_out(AtenTensorHandle out, AtenTensorHandle self, \
+                                                         AtenTensorHandle mat2) {                     \
+    return gemmtuned::int_mm_out<Device>(__func__, out, self, mat2);                                  \
+  }
+
+#define GEMMTUNED_SHIMS(device, Device) \
+  GEMMTUNED_COMPILED_OPERATORS(GEMMTUNED_PRODUCT_SHIM, GEMMTUNED_SUM_SHIM, GEMMTUNED_INT_SHIM, device, Device)
 
 extern "C" {
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hooked import Home
+from operators_of_torch import OPERATORS
 
 pytestmark = pytest.mark.long  # Inductor and a compiler of C++
 
@@ -225,6 +226,7 @@ def test_code_that_is_loaded_later_finds_our_functions_and_they_do_what_torchs_d
     assert said[:-1] == [
         [name, 0, True, 1] for name in ("mm_out", "addmm_out", "bmm_out", "baddbmm_out", "_int_mm_out", "mm_out")
     ]
+    assert {name for name, *_ in said[:-1]} == {name.replace(".", "_") for name in OPERATORS.compiled}
     assert said[-1] == ["wrong sizes", 1]
 
 

@@ -130,7 +130,7 @@ def _build(folder: Path, torch_at: Path, cxx: str) -> None:
         hook = made / "capture.o"
         _run([*shared[:-1], "-c", "-DGEMMTUNED_CUDA", *uses, str(NATIVE / "c_api.cpp"), "-o", str(hook)])
         library = made / "torch_cuda.o"
-        _run([*shared[:-1], "-c", *uses, str(FAKES / "libtorch_cuda.cpp"), "-o", str(library)])
+        _run([*shared[:-1], "-c", *uses, f"-I{NATIVE}", str(FAKES / "libtorch_cuda.cpp"), "-o", str(library)])
         rest = made / "rest.s"
         missing = _symbols(hook, "--undefined-only") - _symbols(library, "--defined-only")
         rest.write_text(

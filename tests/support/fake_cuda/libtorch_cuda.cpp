@@ -1,12 +1,14 @@
 // What of torch's CUDA library the native hook needs, for tensors that lie in host memory and say that they are on a GPU.
 //
 // torch's own kernels are told apart from others by the file they are registered in, so ours here name such a file.
+#include <ATen/Operators.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_int_mm_cpu_dispatch.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
-#include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
@@ -16,6 +18,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+
+#include "operator_list.h"
 
 namespace {
 using at::Tensor;
@@ -65,6 +69,13 @@ Tensor& copied(Tensor& to, const Tensor& from, bool) {
   on_host(to).copy_(on_host(from));
   return to;
 }
+Tensor& into(Tensor& out, const Tensor& y) {
+  on_host(out).copy_(on_host(y));
+  return out;
+}
+Tensor with_c(const Tensor& c, const Tensor& product, const at::Scalar& beta, const at::Scalar& alpha) {
+  return on_gpu(on_host(c) * beta + on_host(product) * alpha);
+}
 }  // namespace
 
 namespace at::cuda {
@@ -80,23 +91,46 @@ Tensor mm(const Tensor& a, const Tensor& b, at::ScalarType type) {
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
   return on_gpu(at::cpu::addmm(on_host(c), on_host(a), on_host(b), beta, alpha));
 }
+Tensor& addmm_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                  const Scalar& alpha) {
+  return into(out, at::cuda::addmm(c, a, b, beta, alpha));
+}
+Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, at::ScalarType type, const Scalar& beta,
+             const Scalar& alpha) {
+  return with_c(c, at::cuda::mm(a, b, type), beta, alpha);
+}
 Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
   Tensor host = on_host(c);
   at::cpu::addmm_(host, on_host(a), on_host(b), beta, alpha);
   return c;
 }
 Tensor bmm(const Tensor& a, const Tensor& b) { return on_gpu(at::cpu::bmm(on_host(a), on_host(b))); }
+Tensor bmm(const Tensor& a, const Tensor& b, at::ScalarType type) {
+  return on_gpu(at::cpu::bmm(on_host(a), on_host(b)).to(type));
+}
 Tensor& bmm_out(Tensor& out, const Tensor& a, const Tensor& b) {
   Tensor host = on_host(out);
   at::cpu::bmm_out(host, on_host(a), on_host(b));
   return out;
 }
-Tensor _int_mm(const Tensor& a, const Tensor& b) { return on_gpu(at::cpu::_int_mm(on_host(a), on_host(b))); }
-Tensor& _int_mm_out(Tensor& out, const Tensor& a, const Tensor& b) {
-  Tensor host = on_host(out);
-  host.copy_(at::cpu::_int_mm(on_host(a), on_host(b)));
-  return out;
+Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  return on_gpu(at::cpu::baddbmm(on_host(c), on_host(a), on_host(b), beta, alpha));
 }
+Tensor& baddbmm_(Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta, const Scalar& alpha) {
+  Tensor host = on_host(c);
+  at::cpu::baddbmm_(host, on_host(a), on_host(b), beta, alpha);
+  return c;
+}
+Tensor& baddbmm_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                    const Scalar& alpha) {
+  return into(out, at::cuda::baddbmm(c, a, b, beta, alpha));
+}
+Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, at::ScalarType type, const Scalar& beta,
+               const Scalar& alpha) {
+  return with_c(c, at::cuda::bmm(a, b, type), beta, alpha);
+}
+Tensor _int_mm(const Tensor& a, const Tensor& b) { return on_gpu(at::cpu::_int_mm(on_host(a), on_host(b))); }
+Tensor& _int_mm_out(Tensor& out, const Tensor& a, const Tensor& b) { return into(out, at::cuda::_int_mm(a, b)); }
 Tensor _scaled_mm(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb, const std::optional<Tensor>&,
                   const std::optional<Tensor>&, std::optional<at::ScalarType> type, bool) {
   const auto wide = [](const Tensor& t, const Tensor& s) { return on_host(t).to(at::kFloat) * on_host(s); };
@@ -105,14 +139,17 @@ Tensor _scaled_mm(const Tensor& a, const Tensor& b, const Tensor& sa, const Tens
 Tensor& _scaled_mm_out(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
                        const std::optional<Tensor>& bias, const std::optional<Tensor>& sr,
                        std::optional<at::ScalarType>, bool fast) {
-  Tensor host = on_host(out);
-  host.copy_(on_host(at::cuda::_scaled_mm(a, b, sa, sb, bias, sr, out.scalar_type(), fast)));
-  return out;
+  return into(out, at::cuda::_scaled_mm(a, b, sa, sb, bias, sr, out.scalar_type(), fast));
 }
 Tensor _scaled_mm_v2(const Tensor& a, const Tensor& b, at::TensorList sa, at::IntArrayRef, at::IntArrayRef,
                      at::TensorList sb, at::IntArrayRef, at::IntArrayRef, const std::optional<Tensor>& bias,
                      std::optional<at::ScalarType> type, at::IntArrayRef, bool fast) {
   return at::cuda::_scaled_mm(a, b, sa[0], sb[0], bias, std::nullopt, type, fast);
+}
+Tensor& _scaled_mm_v2_outf(const Tensor& a, const Tensor& b, at::TensorList sa, at::IntArrayRef ra, at::IntArrayRef wa,
+                           at::TensorList sb, at::IntArrayRef rb, at::IntArrayRef wb, const std::optional<Tensor>& bias,
+                           std::optional<at::ScalarType>, at::IntArrayRef dims, bool fast, Tensor& out) {
+  return into(out, at::cuda::_scaled_mm_v2(a, b, sa, ra, wa, sb, rb, wb, bias, out.scalar_type(), dims, fast));
 }
 Tensor _grouped_mm(const Tensor& a, const Tensor& b, const std::optional<Tensor>& ends, const std::optional<Tensor>&,
                    std::optional<at::ScalarType>) {
@@ -145,37 +182,36 @@ Tensor _addmm_activation(const Tensor& c, const Tensor& a, const Tensor& b, cons
   Tensor y = at::cpu::addmm(on_host(c), on_host(a), on_host(b), beta, alpha);
   return on_gpu(gelu ? at::gelu_(y) : at::relu_(y));
 }
+Tensor& _addmm_activation_out(Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b, const Scalar& beta,
+                              const Scalar& alpha, bool gelu) {
+  return into(out, at::cuda::_addmm_activation(c, a, b, beta, alpha, gelu));
+}
 }  // namespace at::cuda
 
-namespace {
-Tensor stock_mm(const Tensor& a, const Tensor& b) { return at::cuda::mm(a, b); }
-Tensor& stock_mm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::mm_out(out, a, b); }
-Tensor stock_int_mm(const Tensor& a, const Tensor& b) { return at::cuda::_int_mm(a, b); }
-Tensor& stock_int_mm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::_int_mm_out(out, a, b); }
-Tensor stock_mm_dtype(const Tensor& a, const Tensor& b, at::ScalarType type) { return at::cuda::mm(a, b, type); }
-Tensor stock_addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
-  return at::cuda::addmm(c, a, b, beta, alpha);
-}
-Tensor& stock_addmm_(Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
-  return at::cuda::addmm_(c, a, b, beta, alpha);
-}
-Tensor stock_activation(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta,
-                        const at::Scalar& alpha, bool gelu) {
-  return at::cuda::_addmm_activation(c, a, b, beta, alpha, gelu);
-}
-Tensor stock_bmm(const Tensor& a, const Tensor& b) { return at::cuda::bmm(a, b); }
-Tensor& stock_bmm_out(const Tensor& a, const Tensor& b, Tensor& out) { return at::cuda::bmm_out(out, a, b); }
-Tensor stock_scaled(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
-                    const std::optional<Tensor>& bias, const std::optional<Tensor>& sr,
-                    std::optional<at::ScalarType> type, bool fast) {
-  return at::cuda::_scaled_mm(a, b, sa, sb, bias, sr, type, fast);
-}
-Tensor& stock_scaled_out(const Tensor& a, const Tensor& b, const Tensor& sa, const Tensor& sb,
-                         const std::optional<Tensor>& bias, const std::optional<Tensor>& sr,
-                         std::optional<at::ScalarType> type, bool fast, Tensor& out) {
-  return at::cuda::_scaled_mm_out(out, a, b, sa, sb, bias, sr, type, fast);
-}
-}  // namespace
+// torch's own, by their names in at::_ops, with the result that is written into as their last argument.
+namespace stock {
+using namespace at::cuda;
+
+template <auto* First>
+struct Turned;
+template <class... A, Tensor& (*First)(Tensor&, A...)>
+struct Turned<First> {
+  static Tensor& out_last(A... a, Tensor& out) { return First(out, a...); }
+};
+constexpr auto* mm_out = &Turned<at::cuda::mm_out>::out_last;
+constexpr auto* bmm_out = &Turned<at::cuda::bmm_out>::out_last;
+constexpr auto* addmm_out = &Turned<at::cuda::addmm_out>::out_last;
+constexpr auto* baddbmm_out = &Turned<at::cuda::baddbmm_out>::out_last;
+constexpr auto* _addmm_activation_out = &Turned<at::cuda::_addmm_activation_out>::out_last;
+constexpr auto* _int_mm_out = &Turned<at::cuda::_int_mm_out>::out_last;
+constexpr auto* _scaled_mm_out = &Turned<at::cuda::_scaled_mm_out>::out_last;
+constexpr auto* _scaled_mm_v2_out = &at::cuda::_scaled_mm_v2_outf;
+
+constexpr at::_ops::mm_dtype::schema* mm_dtype = &at::cuda::mm;
+constexpr at::_ops::bmm_dtype::schema* bmm_dtype = &at::cuda::bmm;
+constexpr at::_ops::addmm_dtype::schema* addmm_dtype = &at::cuda::addmm;
+constexpr at::_ops::baddbmm_dtype::schema* baddbmm_dtype = &at::cuda::baddbmm;
+}  // namespace stock
 
 extern "C" {
 void fake_not_here() {
@@ -193,21 +229,11 @@ void fake_register() {
   aten.impl("empty.memory_format", TORCH_FN(empty));
   aten.impl("as_strided", TORCH_FN(strided));
   aten.impl("copy_", TORCH_FN(copied));
-  aten.impl("mm", TORCH_FN(stock_mm));
-  aten.impl("mm.out", TORCH_FN(stock_mm_out));
-  aten.impl("mm.dtype", TORCH_FN(stock_mm_dtype));
-  aten.impl("_int_mm", TORCH_FN(stock_int_mm));
-  aten.impl("_int_mm.out", TORCH_FN(stock_int_mm_out));
-  aten.impl("addmm", TORCH_FN(stock_addmm));
-  aten.impl("addmm_", TORCH_FN(stock_addmm_));
-  aten.impl("_addmm_activation", TORCH_FN(stock_activation));
-  aten.impl("bmm", TORCH_FN(stock_bmm));
-  aten.impl("bmm.out", TORCH_FN(stock_bmm_out));
-  aten.impl("_scaled_mm", TORCH_FN(stock_scaled));
-  aten.impl("_scaled_mm.out", TORCH_FN(stock_scaled_out));
-  aten.impl("_grouped_mm", TORCH_FN(at::cuda::_grouped_mm));
-  aten.impl("_scaled_mm_v2", TORCH_FN(at::cuda::_scaled_mm_v2));
-  aten.impl("_scaled_grouped_mm", TORCH_FN(at::cuda::_scaled_grouped_mm));
-  aten.impl("_scaled_grouped_mm_v2", TORCH_FN(at::cuda::_scaled_grouped_mm_v2));
+#define FAKE_STOCK(operation, torchs, ...) aten.impl(operation, static_cast<at::_ops::torchs::schema*>(stock::torchs));
+#define FAKE_STOCK_OF_X(operation, ours, torchs) FAKE_STOCK(operation, torchs)
+  GEMMTUNED_OPERATORS(FAKE_STOCK_OF_X)
+  GEMMTUNED_ACTIVATION_OPERATORS(FAKE_STOCK_OF_X)
+  GEMMTUNED_INT_OPERATORS(FAKE_STOCK_OF_X)
+  GEMMTUNED_GPU_OPERATORS(FAKE_STOCK)
 }
 }
