@@ -65,7 +65,7 @@ def check(model: Path, folder: Path) -> dict[str, Any]:
     with running(server):
         must["no table: same text"] = texts(server) == right
         calls = server.settled()
-        must["exact calls"] = calls == expected(REQUESTS, "bf16", "", threads)
+        must["exact calls"] = calls == expected(REQUESTS, "bf16", "", threads=threads)
         of_engine = server.rows("SELECT DISTINCT run FROM sessions WHERE role <> ''")
         must["label"] = of_engine == [(f"sglang:{NAME}",)]
         roles = {role for (role,) in server.rows("SELECT role FROM sessions")}

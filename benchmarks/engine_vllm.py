@@ -60,9 +60,9 @@ SPEED_TOKENS, GOAL = 100, 0.01
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def expected(requests: int, dtype: str, packing: str, ranks: int = 1) -> dict[str, int]:
+def expected(requests: int, dtype: str, packing: str, *, ranks: int = 1, threads: int = 1) -> dict[str, int]:
     """Calls by problem: one pass over the prompt and one for each further token, one request after the other."""
-    end = f"{packing},threads=1"
+    end = f"{packing},threads={threads}"
     calls = {}
     for n, k in LINEARS if ranks == 1 else SPLIT:
         calls[f"{dtype}:{PROMPT}x{n}x{k}{end}"] = ranks * engine_model.LAYERS * requests
