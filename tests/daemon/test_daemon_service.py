@@ -686,16 +686,20 @@ def test_a_lease_is_held_as_long_as_the_work_takes(world: World) -> None:
     assert world.solved() == {problem()}
 
 
-def test_a_lost_lease_ends_the_work(world: World) -> None:
+def test_a_lost_lease_ends_the_work(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.see(problem())
     world.life.trial_s = 5000.0
-    world.run(60)
+    world.run(60, until=lambda: bool(world.life.orders))
+    assert world.daemon.seats[0].tuning
     world.clock.pass_s(3600)  # the machine slept
     stolen = world.store.leases.lease_next("other:1:1", ENVIRONMENT, now_s=world.clock.now_s, hold_s=1e6)
     assert stolen is not None
     world.run(30)
+    assert not world.daemon.seats[0].tuning and world.daemon.seats[0].notice().problem == ""
+    assert world.life.ends[-1:] == ["waited for"], "the worker still used the device for what another tunes"
+    assert f"lease lost problem={problem()}" in [record.getMessage() for record in caplog.records]
     assert world.store.leases.renew(stolen, now_s=world.clock.now_s, hold_s=60)
-    assert world.solved() == set()
+    assert world.solved() == set() and len(world.life.orders) == 1
 
 
 @pytest.mark.long
