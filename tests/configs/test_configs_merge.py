@@ -115,8 +115,21 @@ def doubled(m: int) -> int:
     return power
 
 
+ENDS = (1, 16, 256, 1024, 4096, 8192, 16384, 20480, 32768, 65536, 131072)  # where a rule ends, or another begins
+
+
 @given(m=ANY_M, n=st.integers(1, 40_000))
 def test_padded_m_is_aiters(m: int, n: int) -> None:
+    is_aiters(m, n)
+
+
+def test_padded_m_is_aiters_at_the_ends_of_its_rules() -> None:
+    for m in (end + more for end in ENDS for more in (-1, 0, 1) if end + more > 0):
+        for n in (4096, 4097):
+            is_aiters(m, n)
+
+
+def is_aiters(m: int, n: int) -> None:
     step = next(step for limit, step in ((256, 16), (1024, 32), (4096, 64), (2**31, 128)) if m <= limit)
     fine = next(size for size in range(m, m + 129) if size % step == 0)
     assert fine_m(m) == fine

@@ -359,6 +359,13 @@ def test_padding_is_the_same_in_both_languages(library: native.Native, m: int, n
     assert library.padded_m(m, n, covers) == padded_m(m, n, covers)
 
 
+def test_padding_is_the_same_in_both_languages_at_the_ends_of_its_rules(library: native.Native) -> None:
+    for m in (end + more for end in (1, 16, 256, 1024, 4096, 8192, 16384, MAX_DIM - 1) for more in (0, 1)):
+        for n in (1, 4096, 4097):
+            for covers in COVERS:
+                assert library.padded_m(m, n, covers) == padded_m(m, n, covers), (m, n, covers)
+
+
 SIZES = st.integers(1, MAX_DIM)
 PROBLEMS = st.builds(
     Problem, scale=st.sampled_from(SCALES),
