@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from disk_steps import disk_steps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -428,6 +429,13 @@ def test_a_problem_of_another_shape_is_what_it_would_be_if_made_anew(problem: Pr
     for size in (0, -1, 2**31, True, "7", None):
         with pytest.raises(ProblemError, match=r"n is .*, expected an integer from 1"):
             problem.with_shape(m=7, n=size, k=64)  # type: ignore[arg-type]
+
+
+def test_a_table_is_on_the_disk_before_it_takes_anothers_place(tmp_path: Path) -> None:
+    for _ in range(2):
+        with disk_steps() as steps:
+            write_file(tmp_path / "a.csv", ["M", "N"], [["1", "2"]])
+        assert steps == ["synced .tmp", ".tmp -> a.csv"]
 
 
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:

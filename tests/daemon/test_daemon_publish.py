@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cases import LAUNCH, LIBRARY_LAUNCH
+from disk_steps import disk_steps
 from fakes import ENVIRONMENT, solution
 from store_cases import new_file
 
@@ -202,25 +203,11 @@ def test_two_never_publish_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pass
 
 
-def test_a_published_file_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[tuple[str, str]] = []
-    sync, replace_file = os.fsync, Path.replace
+def test_a_published_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path) -> None:
+    with disk_steps() as steps:
+        write_whole(tmp_path / "t.jsonl", b"a row")
 
-    def fsync(fd: int) -> None:
-        steps.append(("on the disk", Path(os.readlink(f"/proc/self/fd/{fd}")).suffix))
-        sync(fd)
-
-    def named(self: Path, to: Path) -> Path:
-        steps.append(("named", self.suffix))
-        return replace_file(self, to)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "replace", named)
-    write_whole(tmp_path / "t.jsonl", b"a row")
-
-    assert steps == [("on the disk", ".tmp"), ("named", ".tmp"), ("on the disk", "")]
+    assert steps == ["synced .tmp", ".tmp -> t.jsonl", f"synced {tmp_path.name}"]
 
 
 def test_a_disk_that_refuses_is_an_error_of_ours_and_the_old_tables_stay(

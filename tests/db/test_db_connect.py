@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disk_steps import disk_steps
 from store_cases import NEW, add, look_over, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
@@ -901,6 +902,14 @@ def test_a_backup_is_whole_while_others_write_and_can_be_opened(tmp_path: Path, 
     copy = Store(made[0], locks=tmp_path / "locks")
     add(copy)
     copy.close()
+
+
+def test_a_backup_is_on_the_disk_before_it_has_its_name(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "copies").mkdir()
+    with disk_steps() as steps:
+        store.backup(tmp_path / "copies" / "one.db")
+
+    assert steps == ["synced .tmp", ".tmp -> one.db", "synced copies"]
 
 
 def test_check_tells_a_ledger_that_does_not_agree(store: Store) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from disk_steps import disk_steps
 from store_cases import NEW, found, look_over, open_store, problem, saw
 
 from gemmtuned._testing import faults
@@ -87,6 +88,19 @@ def test_what_is_damaged_is_said_before_it_is_copied_and_after(home: Path, caplo
     assert "lost_calls=0" in after
     assert is_whole(home)
     assert not folder_of_salvage(home / "tune.db").is_dir()
+
+
+def test_what_was_salvaged_is_on_the_disk_before_it_takes_the_place_of_what_is_damaged(home: Path) -> None:
+    with disk_steps() as steps:
+        repair(home)
+    ours = folder_of_salvage(home / "tune.db").name
+    first = steps.index("synced build.db")
+    steps = [step for step in steps[first:] if not step.startswith("tune.db-")]  # but for the damaged one's log
+
+    assert steps[:6] == [
+        "synced build.db", "synced report.json", "build.db -> new.db", f"synced {ours}", "new.db -> tune.db",
+        "synced home",
+    ]  # fmt: skip
 
 
 def cut(folder: Path, table: str, *, before: bool) -> None:
