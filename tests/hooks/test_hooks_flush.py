@@ -70,6 +70,55 @@ def test_more_of_what_is_stored_waits_and_what_is_new_does_not(counted: Counted,
     assert turn() == 17, "a failed route"
 
 
+@pytest.mark.parametrize("order", [(5, 4, 4), (4, 5, 4)])
+def test_what_is_new_does_not_wait_for_what_is_counted_after_it(
+    counted: Counted, stopped_clock: list[float], order: tuple[int, ...]
+) -> None:
+    counted.call()
+    counted.flusher.turn()
+    stopped_clock[0] += 1.0
+    for m in order:
+        counted.call(m=m)
+    counted.flusher.turn()
+
+    assert stored(counted) == 4
+
+
+def test_a_note_is_stored_though_nothing_is_counted(counted: Counted, stopped_clock: list[float]) -> None:
+    counted.call()
+    counted.flusher.turn()
+    counted.compiled = [(LINEAR, "CppTemplate", "cpu")]
+    counted.flusher.turn()  # the next row of the session is due in five seconds
+
+    with sqlite3.connect(counted.settings.db) as conn:
+        assert conn.execute("SELECT kernel FROM compiled").fetchall() == [("CppTemplate",)]
+
+
+@pytest.mark.parametrize("problems", [3, 4, 6, 7])
+def test_counts_are_written_in_pieces_to_the_last_one(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch, problems: int
+) -> None:
+    monkeypatch.setattr(pending, "MOST_AT_ONCE", 3)
+    for m in range(1, problems + 1):
+        counted.call(m, m=m)
+    counted.flusher.flush()
+
+    assert stored(counted) == counted.flusher.calls == sum(range(1, problems + 1))
+    assert len(counted.flusher._pending) == 0
+
+
+def test_a_programs_end_is_stored_though_it_has_nothing_more_to_count(counted: Counted) -> None:
+    def session() -> list[tuple[int, bool]]:
+        with sqlite3.connect(counted.settings.db) as conn:
+            return [(calls, bool(end)) for calls, end in conn.execute("SELECT calls, ended_us FROM session")]
+
+    counted.call(3)
+    counted.flusher.flush()
+    assert session() == [(3, False)]
+    counted.flusher.stop()
+    assert session() == [(3, True)]
+
+
 def test_what_waits_is_counted_under_the_label_that_it_had(counted: Counted) -> None:
     counted.call()
     counted.flusher.flush()
