@@ -442,6 +442,7 @@ def test_a_bucket_needs_right_results_at_every_member(table):
     table.plant("fast", wrong_at_31)
     assert table.tune(quiet(fast=100.0), MEMBERS, "fine", PROBLEM.with_m(32)).state == "default_best"
     assert ("verify", "wrong") in table.phases("fast")
+    assert "confirm" not in dict(table.phases("fast")), "it raced before it was known to be right"
 
 
 def no_image(a, b, bias=None):

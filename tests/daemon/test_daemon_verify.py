@@ -8,6 +8,7 @@ import planted_kernels as planted
 import pytest
 import torch
 from hooked import Home
+from planted_wrong import KeepsBias, KeepsX
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -38,6 +39,24 @@ def test_a_right_kernel_passes_with_its_error_told():
     assert 0 < found.baseline_err < 1e-6
 
 
+class AlikeFromThenOn:
+    """Once it has seen rows of X that begin alike it takes them for equal in that closure, whatever they are later."""
+
+    def bind(self, w):
+        seen = []
+
+        def run(x, bias):
+            y = planted.right(x, w, bias)
+            half = x[:, : x.shape[1] // 2]
+            if seen:
+                y[:] = y[0].clone()
+            elif torch.equal(half, half[:1].expand_as(half)) and not torch.equal(x, x[:1].expand_as(x)):
+                seen.append(True)
+            return y
+
+        return run
+
+
 @pytest.mark.parametrize(
     "kernel,reason",
     [
@@ -60,6 +79,9 @@ def test_a_right_kernel_passes_with_its_error_told():
         (planted.windows(), "shares memory"),
         (planted.KeepsWeight(), "weight edited in place"),
         (planted.KeepsByAddress(), "error r=|weight edited in place"),
+        (KeepsX(), "other X and bias, elsewhere"),
+        (KeepsBias(copy=False), "other X and bias, elsewhere"),
+        (AlikeFromThenOn(), "after all edits"),
     ],
     ids=lambda v: getattr(v, "__name__", type(v).__name__),
 )

@@ -140,6 +140,21 @@ def test_failure_backs_off_and_the_third_is_for_good_until_an_upgrade(store: Sto
     assert lease(store, now_s=now).attempt == 1
 
 
+def test_the_third_failure_for_want_of_something_begins_anew_after_a_day_with_three_attempts(store: Store) -> None:
+    store.sightings.add("r", NEW, [saw(problem())], now_s=T)
+    now = T
+    for _ in range(2):
+        waits = []
+        for attempt in (1, 2, 3):
+            work = lease(store, now_s=now)
+            assert work.attempt == attempt
+            wait_s = store.leases.fail(work, "no compiler", now_s=now, passing=True)
+            assert wait_s is not None and store.leases.lease_next("a:1", NEW, now_s=now + wait_s - 1, hold_s=60) is None
+            waits.append(wait_s)
+            now += wait_s + 1
+        assert waits == [BACKOFF_S * 4, BACKOFF_S * 16, DAY]
+
+
 def test_a_problem_that_kills_three_daemons_without_a_word_is_failed_for_good(store: Store) -> None:
     store.sightings.add("r", NEW, [saw(problem(k=64), 9), saw(problem(k=128), 1)], now_s=T)
     for hour in range(3):

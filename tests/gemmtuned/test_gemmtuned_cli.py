@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 import typer
 from command_line import EVEN, HERE, TUNED, WAITING, Cli, environment, solution
+from hooked import wait_for
 from store_cases import new_file
 
-from gemmtuned.cli import COMMANDS, build
+from gemmtuned.cli import COMMANDS, build, main
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import unknown_variables
@@ -650,6 +651,35 @@ def test_compare_fails_when_the_program_does(cli: Cli, code: str, said: str) -> 
     plan, error = done.stderr.splitlines()
     assert "16 runs of" in plan and "one to warm up" in plan
     assert said in error
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["int", "term", "hup"]
+)
+def test_a_command_that_a_signal_ends_says_which_and_ends_what_it_has_started(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    """In a fork of this process; `make long` has it in one of its own."""
+    mark = tmp_path / "pid"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            os.environ.update(environment(tmp_path))
+            code_of_it = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 60"
+            sys.argv = ["gemmtuned", "compare", "--", "/bin/sh", "-c", code_of_it]
+            main()
+        except SystemExit as end:
+            os._exit(end.code)
+        finally:
+            os._exit(1)
+    wait_for(mark.exists)
+    os.kill(pid, number)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
 
 
 @pytest.mark.long
