@@ -72,12 +72,12 @@ class Switch:
         assert self.hook.native is not None
         graphs = self.hook.patches.graphs
         if arm in ("stock", "again"):
-            self.hook.native.set_mode(native.OFF)  # its operators stay, and pass calls on
+            self.hook.native.set_switches(native.OFF)  # its operators stay, and pass calls on
             if graphs is not None:
                 graphs.remove()
             self.held = self.held or Paused(self.hook)
             return
-        self.hook.native.set_mode(native.CAPTURE | (native.DISPATCH if arm == "tuned" else 0))
+        self.hook.native.set_switches(native.CAPTURE | (native.DISPATCH if arm == "tuned" else 0))
         if graphs is not None:
             graphs.install()
         if self.held is not None:

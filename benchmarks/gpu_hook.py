@@ -70,15 +70,15 @@ def host_times(hook: Any, calls: dict[str, Callable[[], Any]], rounds: int = 40)
             seen = {}
             for arm in list(arms) if turn % 2 else list(arms)[::-1]:
                 if arm in ("stock", "off"):
-                    hook.native.set_mode(native.OFF)  # its operators stay, and pass calls on
+                    hook.native.set_switches(native.OFF)  # its operators stay, and pass calls on
                 else:
-                    hook.native.set_mode(native.CAPTURE | (native.DISPATCH if arm == "routed" else 0))
+                    hook.native.set_switches(native.CAPTURE | (native.DISPATCH if arm == "routed" else 0))
                     run()  # the first call looks up
                 seen[arm] = block(run)
             if turn >= 3:
                 for arm, value in seen.items():
                     arms[arm].append(value)
-        hook.native.set_mode(native.CAPTURE | native.DISPATCH)
+        hook.native.set_switches(native.CAPTURE | native.DISPATCH)
         pairs = list(zip(*arms.values(), strict=True))
         out[name] = {
             "stock": spread([p[0] for p in pairs]),
@@ -245,10 +245,10 @@ def reload_under_load(
 
     stock, loading, took = [], [], []
     for turn in range(5):
-        hook.native.set_mode(native.OFF)
+        hook.native.set_switches(native.OFF)
         second(lambda s: s > 0.05)  # the first calls in another mode
         stock.append(second(lambda s: s > 1.0))
-        hook.native.set_mode(native.CAPTURE | native.DISPATCH)
+        hook.native.set_switches(native.CAPTURE | native.DISPATCH)
         second(lambda s: s > 0.05)
         generation = gemmtuned.generation() + 1
         batch = [replace(s, us=s.us + turn, mode=mode) for s in more for mode in ("eager", "graph")]

@@ -120,7 +120,7 @@ def serve_arm(arm: str, threads: int) -> None:
 
         library = native.Native(build(Settings.from_env().cache))
         library.install()
-        library.set_mode(native.OFF if arm == "passing" else native.CAPTURE | native.DISPATCH)
+        library.set_switches(native.OFF if arm == "passing" else native.CAPTURE | native.DISPATCH)
     cases = operators()
     print(json.dumps(list(cases)), flush=True)
     for line in sys.stdin:

@@ -144,8 +144,8 @@ class Account:
         return len(failures)
 
     def report_fault(self, flusher: Flusher) -> None:
-        """If a kernel has broken a GPU while the table is on trial, tell the daemon which of the table's ran there."""
-        if self._library.native is None or not self._tables.has_launched_on_trial():
+        """If a kernel broke a GPU while the table was on probation, tell the daemon which of its routes ran there."""
+        if self._library.native is None or not self._tables.has_launched_on_probation():
             return
         fault, idents = self._library.native.fault()
         if not fault:

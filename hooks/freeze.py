@@ -7,7 +7,7 @@ the plain one.
 
 To the rest of torch a frozen layer is F.linear: when something is active that treats F.linear in its own way (autograd,
 forward mode, vmap and the like, tracing, modes, subclasses), the layer simply calls F.linear.  Each call checks that
-the weight is still the one that was packed, see `stamp_of` in native/frozen.h.
+the weight is still the one that was packed, see `fingerprint_of` in native/frozen.h.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _PACKED: Final = "_gemmtuned_packed"  # attribute of a frozen layer; not a buffe
 class _Kept(NamedTuple):
     """What a layer keeps beside its weight.
 
-    stamp: identifies the weight as it was packed, so that each call can check it.  There is no reference to the weight
-    itself, not even a weak one, because torch.utils.swap_tensors refuses tensors that have any.  storage: reserves the
-    identity of the weight's storage, without keeping its memory.
+    fingerprint: identifies the weight as it was packed, so that each call can check it.  There is no reference to the
+    weight itself, not even a weak one, because torch.utils.swap_tensors refuses tensors that have any.  storage:
+    reserves the identity of the weight's storage, without keeping its memory.
     """
 
-    stamp: list[int]
+    fingerprint: list[int]
     packed: torch.Tensor
     storage: StorageWeakRef
 
@@ -72,7 +72,7 @@ class FrozenLinear(nn.Linear):
             or _somebody_looks_on()
         ):
             return nn.functional.linear(input, weight, bias)
-        return torch.ops.gemmtuned.frozen_linear(input, weight, kept.packed, bias, kept.stamp)  # type: ignore[no-any-return]
+        return torch.ops.gemmtuned.frozen_linear(input, weight, kept.packed, bias, kept.fingerprint)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # pickled or copied, it is an nn.Linear again, not frozen
         if type(self) is not FrozenLinear:  # parametrized meanwhile: torch has a message for that
@@ -144,7 +144,7 @@ def _pack(module: nn.Module) -> int:
                     packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
                 except RuntimeError:  # oneDNN has no instructions for this dtype on this CPU
                     continue
-                layer.__dict__[_PACKED] = _Kept(_stamp(layer.weight), packed, _storage(layer.weight))
+                layer.__dict__[_PACKED] = _Kept(_fingerprint(layer.weight), packed, _storage(layer.weight))
                 layer.__class__ = FrozenLinear
                 _frozen.add(layer)
                 count += 1
@@ -169,7 +169,7 @@ def _is_stale(layer: nn.Linear) -> bool:
     weight = getattr(layer, "weight", None)
     if weight is None or type(weight) not in _PLAIN or not weight.is_cpu or weight.layout is not torch.strided:
         return True  # a subclass may have its own way with our operator, too
-    return bool(_stamp(weight) != kept.stamp)
+    return bool(_fingerprint(weight) != kept.fingerprint)
 
 
 def unfreeze(module: nn.Module) -> int:
@@ -203,8 +203,8 @@ def _storage(weight: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _stamp(weight: torch.Tensor) -> list[int]:
-    return [int(number) for number in torch.ops.gemmtuned.frozen_stamp(weight.detach())]
+def _fingerprint(weight: torch.Tensor) -> list[int]:
+    return [int(number) for number in torch.ops.gemmtuned.frozen_fingerprint(weight.detach())]
 
 
 _fake_known = False
@@ -222,7 +222,7 @@ def _register_fake() -> None:
         weight: torch.Tensor,
         packed: torch.Tensor,
         bias: torch.Tensor | None,
-        stamp: list[int],
+        fingerprint: list[int],
     ) -> torch.Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])
 

@@ -322,12 +322,12 @@ def own_op(hook: Hook, routed: str) -> Iterator[None]:
     routed: the place (`cuda:0`) where a kernel of the table serves the op; "" where none does.
     """
     native = hook.native
-    on_trial = native.op_begins(routed) if native is not None else None
+    on_probation = native.op_begins(routed) if native is not None else None
     try:
         yield
     finally:
         if native is not None:
-            native.op_ends(on_trial)
+            native.op_ends(on_probation)
 
 
 def close_inherited(half: Hook) -> None:

@@ -25,7 +25,7 @@ def keep_house(hook: Hook) -> None:
     steps: tuple[Callable[[], object], ...] = (
         lambda: _look_for_library(hook),
         lambda: _watch_failures(hook),
-        hook.patches.follow_mode,
+        hook.patches.follow_switches,
         hook.tables.follow_probation,
         hook.account.look_at_layers,
         hook.tables.follow_places,

@@ -1,4 +1,4 @@
-"""What the hook puts into torch: the native operators, once their library is there, and the mode they run in.
+"""What the hook puts into torch: the native operators, once their library is there, and which of their switches are on.
 
     native    our operators stand in front of aten's GEMMs (hooks/native)
     off       nothing is patched: switched off, or the native library is not there yet
@@ -51,7 +51,7 @@ class Patches:
         self.compiled = Compiled()
         self.breaker = Breaker()
         self.look_at_s: float | None = None  # when to look again for the library; of clock.monotonic()
-        self.mode = native.OFF  # as it is set
+        self.switches = native.OFF  # as it is set
         self._invariant = ""  # who asks for kernels that are the same for every M
         self._setting = FrameLock()  # around putting something into torch, and taking it back
         self._removed = False
@@ -79,7 +79,7 @@ class Patches:
             if self.graphs is not None:
                 self.graphs.remove()
             if self._library.native is not None:
-                self._library.native.set_mode(native.OFF)  # and never deregistered, see hooks/native/install.h
+                self._library.native.set_switches(native.OFF)  # and never deregistered, see hooks/native/install.h
             self.path = "off"
 
     def after_fork(self) -> None:
@@ -123,14 +123,14 @@ class Patches:
 
     def _install(self, library: native.Native) -> None:
         self._tables.give_to(library)
-        library.set_mode(native.OFF)
+        library.set_switches(native.OFF)
         library.install()
         self.compiled.counted = library.has_shims
         library.live_check(self._settings.live_check)
         if self._settings.capture or self._settings.dispatch:
             self.graphs = watch_graphs(library, self._settings, self.before_graph)
-        self.mode = self._wanted()
-        library.set_mode(self.mode)
+        self.switches = self._wanted()
+        library.set_switches(self.switches)
         self._library.native, self.path = library, "native"
 
     # ---- what they may do
@@ -138,20 +138,20 @@ class Patches:
     @property
     def dispatches(self) -> bool:
         """Whether calls are routed now: False once the switch, or the breaker, has taken effect."""
-        return bool(self.mode & native.DISPATCH)
+        return bool(self.switches & native.DISPATCH)
 
     @property
     def counts(self) -> bool:
         """Whether calls are counted now."""
-        return bool(self.mode & native.CAPTURE)
+        return bool(self.switches & native.CAPTURE)
 
-    def follow_mode(self) -> None:
-        """Set the mode that the switches and the breaker ask for now, and report a batch-invariant one."""
-        before, mode = self._invariant, self._wanted()
+    def follow_switches(self) -> None:
+        """Set the switches as the settings and the breaker ask for now, and report a batch-invariant mode."""
+        before, switches = self._invariant, self._wanted()
         with self._setting:
-            if mode != self.mode and self._library.native is not None and not self._removed:
-                self._library.native.set_mode(mode)
-                self.mode = mode
+            if switches != self.switches and self._library.native is not None and not self._removed:
+                self._library.native.set_switches(switches)
+                self.switches = switches
                 self._stay_removed()
         if self._invariant != before and self.invariant_note():
             tell(log, logging.WARNING, "%s", self.invariant_note())
@@ -187,12 +187,12 @@ class Patches:
 
     def look_for_new_foreign(self) -> None:
         """As `look_for_foreign`, each second: mostly nothing can have come."""
-        if self._library.native is not None and self.mode != native.OFF:
+        if self._library.native is not None and self.switches != native.OFF:
             self.foreign.look_if_new(self._library.native)
 
     def look_for_foreign(self) -> None:
         """Count operators of engines and other packages that were registered since the last look."""
-        if self._library.native is not None and self.mode != native.OFF:
+        if self._library.native is not None and self.switches != native.OFF:
             self.foreign.look(self._library.native)
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
@@ -217,7 +217,7 @@ class Patches:
             if self._library.native is not None:
                 self._library.native.take_freed()
         overridden = self.overridden(anew=anew)
-        new = {name: place for name, place in overridden.items() if self._told_others.is_new(name)}
+        new = {name: source for name, source in overridden.items() if self._told_others.is_new(name)}
         if new:
             tell(log, logging.WARNING, "%s", _of_others(new))
 
@@ -241,6 +241,6 @@ def watch_graphs(library: native.Native, settings: Settings, before: Callable[[]
 def _of_others(overridden: dict[str, str]) -> str:
     if not overridden:
         return ""
-    served = ", ".join(f"{operator} ({place})" for operator, place in list(overridden.items())[:3])
+    served = ", ".join(f"{operator} ({source})" for operator, source in list(overridden.items())[:3])
     more = f" and {len(overridden) - 3} more" if len(overridden) > 3 else ""
     return f"kernels of others are left alone and their calls not counted: {served}{more}"

@@ -1,7 +1,7 @@
 """A new table is on probation: when programs die in its kernels soon after taking it up, others start without it.
 
 A routed kernel can kill its process where no exception can be caught.  So the first routed call of a process under a
-new table makes a page, `GENERATION-PID-PARENT-TIME`, in /dev/shm (native/trial_page.h); as long as a routed call is
+new table makes a page, `GENERATION-PID-PARENT-TIME`, in /dev/shm (native/probation_page.h); as long as a routed call is
 going on, a number in that page says so, and the page stays when the process dies.  A forked child makes its own.  The
 process takes its page away when it ends in good order, or after TRIAL_S: then the table has proved itself, and earlier
 deaths under it are forgotten.
@@ -52,7 +52,7 @@ _MEMORY: Final = Path("/dev/shm")  # noqa: S108  a folder of our own in it, whic
 
 
 class _State(ctypes.Structure):
-    """The beginning of the page: `TrialPage` of native/trial_page.h."""
+    """The beginning of the page: `ProbationPage` of native/probation_page.h."""
 
     _fields_ = (
         ("going_on", ctypes.c_int32),
@@ -65,13 +65,13 @@ class _State(ctypes.Structure):
 class Pages(Protocol):
     """Who makes the page of this process: `Native`."""
 
-    def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
+    def begin_probation(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
         """Have the next routed call make a page."""
 
-    def end_trial(self, *, keep: bool) -> None:
+    def end_probation(self, *, keep: bool) -> None:
         """Note nothing any more, and take the page away."""
 
-    def trial_page(self, *, make: bool = False) -> int | None:
+    def probation_page(self, *, make: bool = False) -> int | None:
         """Its address; None while there is none."""
 
 
@@ -84,7 +84,7 @@ class Probation:
     def __init__(self, folder: Path, run: str, pages: Pages | None = None) -> None:
         self._folder, self._run = folder, run.encode(errors="replace")[:_LONGEST].decode(errors="replace")
         self.pages = pages
-        self.generation: int | None = None  # that is on trial here
+        self.generation: int | None = None  # that is on probation here
         self._taken_up_s = 0.0  # Unix time
         self._routes_since_s: float | None = None  # of a clock that only grows; None while nothing was routed
         self._look_s = 0.0  # when the marks of others may be looked at again, of that clock
@@ -117,7 +117,7 @@ class Probation:
                 namespace = pid_namespace()
                 facts = json.dumps({"run": self._run, "namespace": namespace})[:-1] + ', "start": '
                 inode = int(namespace.rpartition(" ")[2]) if namespace is not None else 0
-                self.pages.begin_trial(pages_of(self._folder), generation, facts.encode(), inode)
+                self.pages.begin_probation(pages_of(self._folder), generation, facts.encode(), inode)
                 self.generation, self._taken_up_s, self._routes_since_s = generation, clock.now_s(), None
         for path in _marks(self._folder):
             if _generation(path) < generation:
@@ -125,7 +125,7 @@ class Probation:
                     path.unlink()
 
     def give_up(self) -> None:
-        """The table on trial is not used any more."""
+        """The table on probation is not used any more."""
         with self._lock:
             self._end()
 
@@ -155,7 +155,7 @@ class Probation:
         return True
 
     def has_launched(self) -> bool:
-        """Whether the table on trial has run a kernel on a GPU."""
+        """Whether the table on probation has run a kernel on a GPU."""
         with self._lock:
             state = self._state()
             return state is not None and bool(state.launched)
@@ -184,19 +184,19 @@ class Probation:
             pages_of(self._folder).parent.rmdir()
 
     def after_fork(self) -> None:
-        """In a forked child: the page is the parent's, and the trial begins anew with the child's first routed call."""
+        """In a forked child: the page is the parent's, and probation begins anew with the child's first routed call."""
         self._lock = FrameLock()
         self._taken_up_s, self._routes_since_s = clock.now_s(), None
 
     def _state(self) -> _State | None:
         """What our page says; None without one. The lock is held."""
-        address = self.pages.trial_page() if self.pages is not None and self.generation is not None else None
+        address = self.pages.probation_page() if self.pages is not None and self.generation is not None else None
         return _State.from_address(address) if address else None
 
     def _end(self, *, keep: bool = False) -> None:
         """Take our mark away, unless it is to be kept. The lock is held."""
         if self.generation is not None and self.pages is not None:
-            self.pages.end_trial(keep=keep)
+            self.pages.end_probation(keep=keep)
         self.generation = None
 
 

@@ -133,8 +133,8 @@ class Tables(_Late):
         self._newest: tuple[int, Solutions] | None = None  # generation and solutions, as published
         self._unchecked = Solutions()
 
-    def has_launched_on_trial(self) -> bool:
-        """Whether a table that is on trial has run a kernel on a GPU."""
+    def has_launched_on_probation(self) -> bool:
+        """Whether a table that is on probation has run a kernel on a GPU."""
         return self._probation is not None and self._probation.has_launched()
 
     def after_fork(self) -> None:
@@ -157,7 +157,7 @@ class Tables(_Late):
         """Load the table into a library that is new; called during a turn."""
         if self._probation is not None or len(self.table):
             self.probation.pages = native
-        self._put_on_trial(self.table)
+        self._put_on_probation(self.table)
         self._load(native, self.table, self._rows(native, self.table))
 
     def _load(self, native: Native, table: Table, rows: Iterable[Row]) -> None:
@@ -267,7 +267,7 @@ class Tables(_Late):
             failed=frozenset(self.failed),
         )
         table.refused += refused
-        self._put_on_trial(table, known=self.table if generation == self.table.generation else None)
+        self._put_on_probation(table, known=self.table if generation == self.table.generation else None)
         native = self._library.native
         if native is not None:
             self._load(native, table, in_slices(self._rows(native, table)))
@@ -292,7 +292,7 @@ class Tables(_Late):
         self.verdicts.ask(self._unchecked)
         return users, refused
 
-    def _put_on_trial(self, table: Table, *, known: Table | None = None) -> None:
+    def _put_on_probation(self, table: Table, *, known: Table | None = None) -> None:
         """Begin the generation's probation if it has a route (a row on a device) that the table `known` had not.
 
         The user's own rows do not count: they were tried in another process, and come with every generation.

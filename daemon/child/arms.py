@@ -29,13 +29,13 @@ class Arms:
 
     def __init__(self, main: Problem, default: dict[Problem, Kernel], device: torch.device, clock: Clock) -> None:
         self.main, self.default = main, default
-        self.place = 0  # of the operands in use
+        self.bench_in_use = 0  # index of the operands in use
         self.seed = 0  # of the activations in use
         self.apart_by_rms: dict[Problem, float] = {}  # how far from torch's a result may be, by the RMS of torch's
         self._device, self._clock = device, clock
-        self._benches = [Bench(main, device)]  # operands, at one place in memory each
+        self._benches = [Bench(main, device)]  # operands, each at an address of its own
         self._arms: dict[Candidate, Arm] = {}
-        self._stock: dict[Problem, Tensor] = {}  # torch's own on the operands of the place in use
+        self._stock: dict[Problem, Tensor] = {}  # torch's own on the operands in use
 
     def __getitem__(self, candidate: Candidate) -> Arm:
         """That of a candidate at the most called member, once it was made."""
@@ -44,7 +44,7 @@ class Arms:
     @property
     def bench(self) -> Bench:
         """The operands in use."""
-        return self._benches[self.place]
+        return self._benches[self.bench_in_use]
 
     def arm(self, candidate: Candidate, kernel: Kernel, member: Problem) -> Arm:
         """Made once at the most called member; at others again for every race, so that packed weights do not add up."""
@@ -89,13 +89,13 @@ class Arms:
         self._take(min(number, len(self._benches) - 1), number if family_of(self.main).routed else 0)
 
     def step_back(self) -> None:
-        """Give the operands in use away and take those of the place before."""
-        del self._benches[self.place :]
-        self._take(self.place - 1, self.seed)
+        """Give the operands in use away and take those before them."""
+        del self._benches[self.bench_in_use :]
+        self._take(self.bench_in_use - 1, self.seed)
 
-    def _take(self, place: int, seed: int) -> None:
-        if (place, seed) != (self.place, self.seed):
-            self.place, self.seed = place, seed
+    def _take(self, bench: int, seed: int) -> None:
+        if (bench, seed) != (self.bench_in_use, self.seed):
+            self.bench_in_use, self.seed = bench, seed
             self._stock.clear()
             self._forget_all()
 

@@ -70,7 +70,7 @@ class Races:
         """(a race on a device that was ours and not slowed down, its clock as text for the trial's note).
 
         than: what it races with; None: torch's own.
-        At the place before where the operands of this one leave no room for graphs.  Raises TryLater when the device
+        With the operands before where those in use leave no room for graphs.  Raises TryLater when the device
         stays slowed: nobody's fault, the problem's turn comes again.
         """
         while True:
@@ -79,7 +79,7 @@ class Races:
             except CandidateFailed:
                 raise
             except REFUSALS:
-                if self._arms.place == 0:
+                if self._arms.bench_in_use == 0:
                     raise
             self._arms.step_back()
 

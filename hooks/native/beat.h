@@ -1,6 +1,6 @@
 // A page that says to others whether products run here: the daemon looks at it (daemon/device/beats.py).
 //
-// Each thread adds to a place of its own with a plain load and store, so a call waits for nobody; two threads may share a place
+// Each thread adds to a cache line of its own with a plain load and store, so a call waits for nobody; two threads may share one
 // and lose a count, for all that is asked of the page is whether it changes. It lies in /dev/shm: a page of a disk
 // could keep a call waiting.
 #pragma once
@@ -17,22 +17,22 @@
 
 namespace gemmtuned {
 
-struct alignas(64) BeatPlace {
+struct alignas(64) BeatLine {
   std::atomic<uint64_t> calls{0};
 };
 
 struct BeatPage {
-  static constexpr unsigned kPlaces = 64;
-  BeatPlace places[kPlaces];
+  static constexpr unsigned kLines = 64;
+  BeatLine lines[kLines];
 };
 static_assert(sizeof(BeatPage) == 4096, "one page");
 
 inline BeatPage g_unseen;  // where nobody looks
 inline std::atomic<BeatPage*> g_beats{&g_unseen};
-inline std::atomic<unsigned> g_next_place{0};
+inline std::atomic<unsigned> g_next_beat_line{0};
 
-inline void beat(unsigned place) {
-  auto& n = g_beats.load(std::memory_order_relaxed)->places[place % BeatPage::kPlaces].calls;
+inline void beat(unsigned line) {
+  auto& n = g_beats.load(std::memory_order_relaxed)->lines[line % BeatPage::kLines].calls;
   n.store(n.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 

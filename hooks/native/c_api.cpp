@@ -96,7 +96,7 @@ int gt_prepare(char* note, size_t room) noexcept {
   static bool forks = false;
   const int ready = guarded(note, room, -1, [] {
     define_ops();
-    cuda::Workspaces::get(), Trial::get();  // a fork makes nothing
+    cuda::Workspaces::get(), Probation::get();  // a fork makes nothing
     if (!forks && pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();
     forks = true;
     return 0;
@@ -182,32 +182,32 @@ void* gt_load_kernel(int device, const void* image, const char* name, int shared
                  [&]() -> void* { return cuda::load_kernel(device, image, name, shared, cluster); });
 }
 
-// The table that is about to be used is on probation: see Trial::begin.
-void gt_trial_begin(const char* base, const char* folder, uint64_t generation, const char* facts,
-                    uint64_t space) noexcept {
-  guarded([&] { begin_trial(base, folder, generation, facts, space); });
+// The table that is about to be used is on probation: see Probation::begin.
+void gt_probation_begin(const char* base, const char* folder, uint64_t generation, const char* facts,
+                        uint64_t space) noexcept {
+  guarded([&] { begin_probation(base, folder, generation, facts, space); });
 }
 
 // It is over. keep: the page stays for others to read.
-void gt_trial_end(int keep) noexcept {
-  guarded([&] { Trial::get().end(keep); });
+void gt_probation_end(int keep) noexcept {
+  guarded([&] { Probation::get().end(keep); });
 }
 
 // The page of this process on probation; null while it has routed nothing, or is on none. make: have it made now.
-TrialPage* gt_trial_page(int make) noexcept {
-  return guarded(nullptr, [&]() -> TrialPage* {
-    TrialPage* const page = g_trial.load();
-    return page != &g_unborn ? page : make ? Trial::get().page() : nullptr;
+ProbationPage* gt_probation_page(int make) noexcept {
+  return guarded(nullptr, [&]() -> ProbationPage* {
+    ProbationPage* const page = g_probation.load();
+    return page != &g_unborn ? page : make ? Probation::get().page() : nullptr;
   });
 }
 
-// See fault_on_trial.
+// See fault_on_probation.
 int gt_fault(int32_t* ids, size_t room, size_t* count) noexcept {
-  return guarded(0, [&] { return fault_on_trial(ids, room, count); });
+  return guarded(0, [&] { return fault_on_probation(ids, room, count); });
 }
 
-void gt_set_mode(int mode) noexcept {
-  g_mode.store(mode);
+void gt_set_switches(int switches) noexcept {
+  g_switches.store(switches);
   g_epoch.fetch_add(1);
 }
 
@@ -258,8 +258,8 @@ void gt_op_captured(const Problem* key, int outcome) noexcept {
 
 // A call of such an op begins in this thread: GEMMs that it runs under aten are torch's, and not counted. routed: a kernel of
 // the table serves it, 1 on the host, 2 on a GPU; 0 for none.  Gives what gt_op_ends takes.
-TrialPage* gt_op_begins(int routed) noexcept {
-  return guarded(nullptr, [&]() -> TrialPage* {
+ProbationPage* gt_op_begins(int routed) noexcept {
+  return guarded(nullptr, [&]() -> ProbationPage* {
     if (ThreadCounters* const thread = this_thread()) ++thread->depth;
     if (!routed) return nullptr;
     HeldPage page(HeldPage::MADE);
@@ -270,7 +270,7 @@ TrialPage* gt_op_begins(int routed) noexcept {
   });
 }
 
-void gt_op_ends(TrialPage* page) noexcept {
+void gt_op_ends(ProbationPage* page) noexcept {
   ThreadCounters* const thread = t_counters;
   if (thread && thread->depth) --thread->depth;  // there was no memory for one when it began
   if (!page) return;

@@ -9,7 +9,7 @@
 #include "called.h"
 #include "context.h"
 #include "live_check.h"
-#include "trial.h"
+#include "probation.h"
 
 namespace gemmtuned {
 
@@ -201,7 +201,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
       if (may) found = before_captures(key, found, [&](const Problem& p) { return look_up(*thread, p); });
   }
   Depth inside(*thread);
-  beat(thread->place);
+  beat(thread->beat_line);
   const int engine = flags >> kEngineShift;
   const bool by_engine =
       engine && found.engines.are_as_good(engine);  // its own kernel is the answer, and stock runs that
@@ -232,7 +232,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     if (fits && fair && !failed && may_serve_capture(*route, key)) {
       Tensor checked;
       try {
-        const OnTrial going_on(*route, Device::on_host);
+        const OnProbation going_on(*route, Device::on_host);
         if (C10_LIKELY((flags & UNCHECKED) || !live_check_due() || (key.flags & GRAPH))) {
           if constexpr (into) {
             Slots with_y = slots;

@@ -8,7 +8,7 @@
 
 namespace gemmtuned {
 
-// A set of hashes without a lock. Where there is no place for another, an old one gives way: the operator that it stands for
+// A set of hashes without a lock. Where there is no room for another, an old one gives way: the operator that it stands for
 // serves no capture until it is called outside of one again, which each warm-up does.
 class Called {
  public:
@@ -38,7 +38,7 @@ class Called {
   static constexpr size_t kSlots = 1 << 13, kTries = 64;
   static uint64_t key_of(const Route& route, Problem p) {
     p.flags &= static_cast<uint8_t>(~GRAPH);
-    return (p.hash() ^ route.op->id()) | 1;  // 0 is an empty place
+    return (p.hash() ^ route.op->id()) | 1;  // 0 is an empty slot
   }
   std::atomic<uint64_t> slots_[kSlots]{};
   std::atomic<size_t> given_way_{0};

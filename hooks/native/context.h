@@ -1,4 +1,4 @@
-// The state of the hook in this process: mode, table, counters, and each thread's look-up.
+// The state of the hook in this process: switches, table, counters, and each thread's look-up.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -13,7 +13,7 @@
 #include "problem.h"
 #include "routes.h"
 
-// The place of our kernels in torch's dump of an operator, by which hooks/overrides.py recognises them.
+// The source file of our kernels in torch's dump of an operator, by which hooks/overrides.py recognises them.
 #define GEMMTUNED_REGISTERED "gemmtuned/hooks/native/c_api.cpp"
 
 namespace gemmtuned {
@@ -55,10 +55,10 @@ std::array<Tensor, sizeof...(T)> without_batch(const T&... t) {  // of batches o
 
 // INVARIANT: the program wants a row to have the same bits in every batch. Then its dense products are batch-invariant
 // problems, and nothing else is routed.
-enum Mode : int { OFF = 0, CAPTURE = 1, DISPATCH = 2, INVARIANT = 4 };
-inline std::atomic<int> g_mode{OFF};
+enum Switch : int { OFF = 0, CAPTURE = 1, DISPATCH = 2, INVARIANT = 4 };
+inline std::atomic<int> g_switches{OFF};
 inline std::atomic<const RouteTable*> g_table{new RouteTable(0)};
-inline std::atomic<uint64_t> g_epoch{1};      // raised after every swap of g_table or change of mode
+inline std::atomic<uint64_t> g_epoch{1};      // raised after every swap of g_table or change of g_switches
 inline Counters& g_counters = *new Counters;  // never destroyed: threads outlive static destructors
 inline Captures& g_captures = *new Captures;
 inline Drained& g_drained = *new Drained;
@@ -104,8 +104,8 @@ inline Found look_up(ThreadCounters& thread, const Problem& key) {
   return found;
 }
 
-inline bool off() { return g_mode.load(std::memory_order_relaxed) == OFF; }
-inline bool dispatching() { return g_mode.load(std::memory_order_relaxed) & DISPATCH; }
-inline bool invariant() { return g_mode.load(std::memory_order_relaxed) & INVARIANT; }
+inline bool off() { return g_switches.load(std::memory_order_relaxed) == OFF; }
+inline bool dispatching() { return g_switches.load(std::memory_order_relaxed) & DISPATCH; }
+inline bool invariant() { return g_switches.load(std::memory_order_relaxed) & INVARIANT; }
 
 }  // namespace gemmtuned

@@ -69,7 +69,7 @@ class Counters;
 // One thread's counters. `depth` is above 0 inside a GEMM, or an op that counts itself, whose inner GEMMs do not count.
 struct ThreadCounters {
   int depth = 0;
-  const unsigned place = g_next_place.fetch_add(1, std::memory_order_relaxed);  // in the page of beats
+  const unsigned beat_line = g_next_beat_line.fetch_add(1, std::memory_order_relaxed);  // in the page of beats
   std::atomic<const RouteTable*> reading{nullptr};  // hazard pointer of a look-up in progress
   Segment* current;
 

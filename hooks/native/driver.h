@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 
 #include "blame.h"
-#include "trial.h"
+#include "probation.h"
 
 namespace gemmtuned::cuda {
 

@@ -33,7 +33,7 @@ CAPTURE: Final = 1
 DISPATCH: Final = 2
 INVARIANT: Final = 4
 _REASON_BYTES: Final = 500
-_PLACES: Final = 11  # of arguments, that gt_stand_before reads
+_POSITIONS: Final = 11  # of arguments, that gt_stand_before reads
 # Types of arrays, made once: each holds itself, and would be garbage that a program which looks for leaks finds.
 _Reason: Final = ctypes.c_char * _REASON_BYTES
 _Failures: Final = GtFailure * 64
@@ -61,7 +61,7 @@ SIGNATURES: Final = (
         ctypes.c_char_p,
         ctypes.c_size_t,
     ),
-    ("gt_set_mode", None, ctypes.c_int),
+    ("gt_set_switches", None, ctypes.c_int),
     ("gt_at_first_count", ctypes.c_int, ctypes.c_void_p),
     ("gt_thread", ctypes.c_void_p, ctypes.c_void_p),
     ("gt_sleep", ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)),
@@ -70,7 +70,7 @@ SIGNATURES: Final = (
     ("gt_begin_soon", None),
     ("gt_after_python_fork", None),
     (
-        "gt_trial_begin",
+        "gt_probation_begin",
         None,
         ctypes.c_char_p,
         ctypes.c_char_p,
@@ -89,8 +89,8 @@ SIGNATURES: Final = (
         ctypes.c_char_p,
         ctypes.c_size_t,
     ),
-    ("gt_trial_end", None, ctypes.c_int),
-    ("gt_trial_page", ctypes.c_void_p, ctypes.c_int),
+    ("gt_probation_end", None, ctypes.c_int),
+    ("gt_probation_page", ctypes.c_void_p, ctypes.c_int),
     ("gt_fault", ctypes.c_int, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)),
     ("gt_generation", ctypes.c_uint64),
     ("gt_dropped", ctypes.c_uint64),
@@ -158,15 +158,15 @@ class Native(OurThread):
         for number, operator in enumerate(self.operators()):
             if operator.startswith("CUDA ") and not self.has_cuda:
                 continue
-            place = registered_at(operator)
+            source = registered_at(operator)
             if self._lib.gt_is_installed(number):  # by an earlier enable(); somebody may have come on top since
                 had += 1
                 ours.append(operator)
-            elif is_torchs(place):
+            elif is_torchs(source):
                 if self._lib.gt_install(number, text, len(text)) == 0:
                     ours.append(operator)
-            elif place:  # an operator without any kernel is nobody's
-                self.left[operator] = place
+            elif source:  # an operator without any kernel is nobody's
+                self.left[operator] = source
         if not ours:
             raise NativeError(f"no operator is torch's own any more: {self.left}")
         self._watch = Watch(ours)
@@ -188,7 +188,7 @@ class Native(OurThread):
                 continue
             if self._lib.gt_install(number, error, len(error)) == 0 and self._watch is not None:
                 self._watch.add(operator)
-            self.left = {name: place for name, place in self.left.items() if name != operator}
+            self.left = {name: source for name, source in self.left.items() if name != operator}
 
     def stand_before(self, name: str, schema: str, arguments: Sequence[int], form: int, family: int = 0) -> list[str]:
         """Count an operator of another package; returns the names it is counted under: "CPU _C::onednn_mm".
@@ -200,8 +200,8 @@ class Native(OurThread):
         family_code), whose calls are routed as well.  Raises NativeError if the schema differs; "" fits any.
         """
         error = _Reason()
-        places = (*arguments, *[-1] * (_PLACES - len(arguments)))
-        done = self._lib.gt_stand_before(*_as_c(name, schema, places), form, family, error, _REASON_BYTES)
+        positions = (*arguments, *[-1] * (_POSITIONS - len(arguments)))
+        done = self._lib.gt_stand_before(*_as_c(name, schema, positions), form, family, error, _REASON_BYTES)
         if done < 0:
             raise NativeError(error.value.decode(errors="replace"))
         return [f"{key} {name}" for bit, key in ((1, "CPU"), (2, "CUDA")) if done & bit]
@@ -212,7 +212,7 @@ class Native(OurThread):
             self._watch.others(operators)
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
-        """Operators whose calls do not reach us, with the place of the kernel that serves them, or the reason.
+        """Operators whose calls do not reach us, with the source of the kernel that serves them, or the reason.
 
         anew: include what C++ has registered since, by a dump of torch's tables, which takes a millisecond.
         """
@@ -234,31 +234,31 @@ class Native(OurThread):
         """The C++ twin of kernels.families.error.cap for `count` results; 0 where none are compared."""
         return float(self._lib.gt_live_cap(byref(pack(problem)), float(count)))
 
-    def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
-        """Have the first routed call from now on make a page that routed calls are noted in (native/trial_page.h).
+    def begin_probation(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
+        """Have the first routed call from now on make a page that routed calls are noted in (native/probation_page.h).
 
         folder: where such pages lie; it is made if need be.  facts: JSON up to the value of its last member, which is
         when the process began.  namespace: the inode of the PID namespace that the facts name, 0 for none.
         """
-        self._lib.gt_trial_begin(os.fsencode(folder.parent), os.fsencode(folder), generation, facts, namespace)
+        self._lib.gt_probation_begin(os.fsencode(folder.parent), os.fsencode(folder), generation, facts, namespace)
 
-    def end_trial(self, *, keep: bool) -> None:
+    def end_probation(self, *, keep: bool) -> None:
         """Stop noting routed calls. keep: leave the page for others to read."""
-        self._lib.gt_trial_end(keep)
+        self._lib.gt_probation_end(keep)
 
-    def trial_page(self, *, make: bool = False) -> int | None:
+    def probation_page(self, *, make: bool = False) -> int | None:
         """Address of the page, or None. make: make a page if there is none."""
-        return self._lib.gt_trial_page(make)  # type: ignore[no-any-return]
+        return self._lib.gt_probation_page(make)  # type: ignore[no-any-return]
 
     def fault(self) -> tuple[int, list[int]]:
-        """(the CUresult of a fault that a kernel has left on a GPU, else 0; ids of routes that ran there on trial)."""
+        """(CUresult of a fault that a kernel left on a GPU, else 0; ids of routes that ran there on probation)."""
         ids, count = _Ids(), ctypes.c_size_t()
         fault = int(self._lib.gt_fault(ids, len(ids), byref(count)))
         return fault, ids[: count.value]
 
-    def set_mode(self, mode: int) -> None:
+    def set_switches(self, switches: int) -> None:
         """OFF, or CAPTURE, DISPATCH and INVARIANT or-ed together."""
-        self._lib.gt_set_mode(mode)
+        self._lib.gt_set_switches(switches)
 
     @property
     def has_cuda(self) -> bool:
@@ -326,12 +326,12 @@ class Native(OurThread):
         routed: the place (`cpu`, `cuda:0`) where a kernel of the table serves the op, else "".  Returns the argument
         of `op_ends`.
         """
-        on_trial: int | None = self._lib.gt_op_begins(0 if not routed else 1 if routed == "cpu" else 2)
-        return on_trial
+        on_probation: int | None = self._lib.gt_op_begins(0 if not routed else 1 if routed == "cpu" else 2)
+        return on_probation
 
-    def op_ends(self, on_trial: int | None) -> None:
+    def op_ends(self, on_probation: int | None) -> None:
         """The call has ended, whether or not it raised."""
-        self._lib.gt_op_ends(on_trial)
+        self._lib.gt_op_ends(on_probation)
 
     def graph_replayed(self, capture: int, times: int) -> None:
         """Count the launches of a captured graph `times` times more."""

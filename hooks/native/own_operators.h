@@ -58,14 +58,14 @@ inline void define_ops() {  // once for the life of the process: modules may hol
       *new Library(Library::IMPL, "gemmtuned", c10::DispatchKey::FuncTorchBatched, __FILE__, __LINE__);
   static bool done = false;
   if (done) return;
-  definition.def("frozen_stamp(Tensor weight) -> int[]");
+  definition.def("frozen_fingerprint(Tensor weight) -> int[]");
   definition.def(
       "scaled_key(Tensor a, Tensor b, Tensor[] scale_a, int[] recipe_a, int[] swizzle_a, Tensor[] scale_b, "
       "int[] recipe_b, int[] swizzle_b, ScalarType out_dtype) -> int[]");
-  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int[] stamp) -> Tensor");
+  definition.def("frozen_linear(Tensor x, Tensor weight, Tensor packed, Tensor? bias, int[] fingerprint) -> Tensor");
   definition.def("evaluated(Tensor?[] operands, int conditions, int count, int launch, int workspace) -> int[]");
   cpu.impl("evaluated", TORCH_FN(evaluated));
-  cpu.impl("frozen_stamp", TORCH_FN(frozen_stamp));
+  cpu.impl("frozen_fingerprint", TORCH_FN(frozen_fingerprint));
   cpu.impl("frozen_linear", TORCH_FN(frozen_linear));
   cpu.impl("scaled_key", TORCH_FN(scaled_key));
   packed.impl("frozen_linear", TORCH_FN(frozen_linear));

@@ -10,7 +10,7 @@
 #include "cublaslt.h"
 #include "cuda_launch.h"
 #include "mirrored.h"
-#include "trial.h"
+#include "probation.h"
 
 namespace gemmtuned {
 
@@ -60,15 +60,16 @@ inline void load_table(const GtRow* rows, size_t count, uint64_t generation) {
 }
 
 // The table that is about to be used is on probation.
-inline void begin_trial(const char* base, const char* folder, uint64_t generation, const char* facts, uint64_t space) {
+inline void begin_probation(const char* base, const char* folder, uint64_t generation, const char* facts,
+                            uint64_t space) {
   std::lock_guard<std::mutex> hold(g_load_mutex);
   for (const auto& [key, route] : g_interned) route->launched.store(false);
-  Trial::get().begin(base, folder, generation, facts, space);
+  Probation::get().begin(base, folder, generation, facts, space);
 }
 
-// Whether a device on which routes ran while on probation has a fault (trial.h): its code, else 0. Gives the ids of these
+// Whether a device on which routes ran while on probation has a fault (probation.h): its code, else 0. Gives the ids of these
 // routes, `room` at most, and how many there are.
-inline int fault_on_trial(int32_t* ids, size_t room, size_t* count) {
+inline int fault_on_probation(int32_t* ids, size_t room, size_t* count) {
   *count = 0;
   int fault = 0;
   std::lock_guard<std::mutex> hold(g_load_mutex);
@@ -91,11 +92,11 @@ inline void before_fork() noexcept {
   g_drained.before_fork();
   g_counters.before_fork();
   g_captures.before_fork();
-  Trial::get().before_fork();
+  Probation::get().before_fork();
 }
 
 inline void after_fork_in_parent() noexcept {
-  Trial::get().after_fork_in_parent();
+  Probation::get().after_fork_in_parent();
   g_captures.after_fork_in_parent();
   g_counters.after_fork_in_parent();
   g_drained.after_fork_in_parent();
@@ -108,7 +109,7 @@ inline void after_fork_in_child() noexcept {
   // Python's hooks of a fork begin our thread; C code that forks may not call them
   if (!t_fork_is_pythons) g_at_first_count.store(Asleep::body.load());
   g_beats.store(&g_unseen);  // the page is the parent's
-  Trial::get().after_fork_in_child();
+  Probation::get().after_fork_in_child();
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();
   g_counters.after_fork_in_child();

@@ -197,9 +197,9 @@ def test_the_native_hook_makes_the_same_blocks_as_the_proof_saw(home: Home) -> N
             for m in (1, 5, 16, 40, 300):
                 with torch.no_grad():
                     y = torch.nn.functional.linear(x[:m], w)
-                hook.native.set_mode(0)
+                hook.native.set_switches(0)
                 expected = kernel.bind(w.t())(x[:m], None)
-                hook.native.set_mode(hook.patches.mode)
+                hook.native.set_switches(hook.patches.switches)
                 if not torch.equal(y, expected) or y.stride() != expected.stride():
                     bad.append([str(solution.candidate), m])
         hits = sorted({(s.outcome, s.problem.batch_invariant) for s in hook.native.drain()})

@@ -525,16 +525,16 @@ def test_what_was_taken_back_is_not_put_in_again_by_a_turn_that_was_going_on(hom
         from gemmtuned.hooks import activate
         hook, late = activate.current(), {}
         gemmtuned.disable()
-        hook.patches.mode = 0  # as of before a switch that the turn has seen
-        hook.patches.follow_mode()
-        late["mode"] = hook.patches.mode
+        hook.patches.switches = 0  # as of before a switch that the turn has seen
+        hook.patches.follow_switches()
+        late["switches"] = hook.patches.switches
         hook.patches.look_at_s = 0.0
         late["looked"] = hook.patches.look_again(1.0)
         torch.mm(torch.ones(4, 16), torch.ones(16, 8))
         print(json.dumps([late, hook.path, sum(s.calls for s in hook.native.drain())]))
         """
     )
-    assert done.said == [{"mode": 0, "looked": False}, "off", 0]
+    assert done.said == [{"switches": 0, "looked": False}, "off", 0]
 
 
 def test_a_child_waits_for_no_lock_that_its_parents_thread_held(home: Home) -> None:

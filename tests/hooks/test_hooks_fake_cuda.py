@@ -99,7 +99,7 @@ def test_a_status_of_cublaslt_is_the_routes_on_a_sound_device_alone(run: Any) ->
         """
     lt = lt_launch()
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     said = []
     for number, (code, state) in enumerate(((13, 0), (13, 719), (14, 700), (3, 0), (15, 0))):
         hook.load([native.Row(problem, "exact", "eager", number, 6, "cuda:0", lt)], 1 + number)
@@ -232,7 +232,7 @@ def test_launches_of_graphs_that_a_newer_table_would_serve_are_told_until_they_a
         cuda.fake_capture(0x5000, 0, 0, 0)
 
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     stale = [hook.stale_launches()]
     fake.fake_stream(0x5000)
     capture(1)
@@ -280,7 +280,7 @@ def test_a_driver_that_lacks_a_function_leaves_the_cuda_half_out_with_a_line(run
     said = run(
         """
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     on_gpu = call()
     torch.mm(x, w.t())
     print(json.dumps([hook.has_cuda, hook.left, on_gpu, [s.place for s in hook.drain()]]))
@@ -308,20 +308,20 @@ FAULTS = (700, 714, 715, 716, 717, 718)
 NO_FAULTS = (0, 2, 4, 600, 702, 709, 710, 719, 906)  # 600: a kernel still runs; 710: the program's own assertion
 
 
-def test_a_fault_on_the_gpu_is_known_with_the_routes_that_ran_there_on_trial(run: Any) -> None:
+def test_a_fault_on_the_gpu_is_known_with_the_routes_that_ran_there_on_probation(run: Any) -> None:
     said = run(
         f"""
     folder = Path(f"/dev/shm/test-{{os.getpid()}}/pages")
 
     def page():
-        address = hook.trial_page()
+        address = hook.probation_page()
         return list((ctypes.c_uint32 * 4).from_address(address)) if address else None
 
     begin()
     call()
-    hook.begin_trial(folder, 1, b'{{"run": "x", "start": ', 0)
+    hook.begin_probation(folder, 1, b'{{"run": "x", "start": ', 0)
     fail("cuStreamQuery", 700)
-    said = [hook.fault(), page()]  # what ran before the trial is no part of it
+    said = [hook.fault(), page()]  # what ran before the probation is no part of it
     call()
     said.append(page())
     waits = calls("cuStreamSynchronize")
@@ -333,7 +333,7 @@ def test_a_fault_on_the_gpu_is_known_with_the_routes_that_ran_there_on_trial(run
         fail("cuLaunchKernel", code)
         call()
         said.append(page())
-    hook.end_trial(keep=False)
+    hook.end_probation(keep=False)
     folder.rmdir()
     folder.parent.rmdir()
     print(json.dumps([said, waited]))
@@ -357,15 +357,15 @@ def test_products_inside_an_op_that_counts_itself_are_torchs_and_not_counted(run
     begin()
     said = [call()]
     for routed in ("", "cuda:0"):
-        on_trial = hook.op_begins(routed)
+        on_probation = hook.op_begins(routed)
         inner = hook.op_begins("")
         hook.op_ends(inner)
         launched = calls("cuLaunchKernel")
-        said.append([call(), calls("cuLaunchKernel") - launched, on_trial])
+        said.append([call(), calls("cuLaunchKernel") - launched, on_probation])
         other = threading.Thread(target=lambda: said.append(call()))
         other.start()
         other.join()
-        hook.op_ends(on_trial)
+        hook.op_ends(on_probation)
         hook.op_ends(None)
         said.append(call())
     print(json.dumps(said))
@@ -397,24 +397,24 @@ def test_a_replay_counts_for_the_ops_that_count_themselves(run: Any) -> None:
     assert said == [7, [], [[MIXTURE, "exact", 6, True, "cuda:0"], [MIXTURE, "miss", 3, True, "cuda:0"]]]
 
 
-def test_a_kernel_of_an_op_is_noted_on_trial_as_a_routes_is(run: Any) -> None:
+def test_a_kernel_of_an_op_is_noted_on_probation_as_a_routes_is(run: Any) -> None:
     said = run(
         """
     folder = Path(f"/dev/shm/test-{os.getpid()}/pages")
 
     def page():
-        address = hook.trial_page()
+        address = hook.probation_page()
         return list((ctypes.c_uint32 * 4).from_address(address)) if address else None
 
     begin()
     said = []
     for routed in ("", "cpu", "cuda:0"):
-        hook.begin_trial(folder, 1, b'{"run": "x", "start": ', 0)
-        on_trial = hook.op_begins(routed)
+        hook.begin_probation(folder, 1, b'{"run": "x", "start": ', 0)
+        on_probation = hook.op_begins(routed)
         said.append(page())
-        hook.op_ends(on_trial)
+        hook.op_ends(on_probation)
         said.append(page())
-        hook.end_trial(keep=False)
+        hook.end_probation(keep=False)
     folder.rmdir()
     folder.parent.rmdir()
     print(json.dumps(said))

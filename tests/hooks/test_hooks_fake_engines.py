@@ -296,7 +296,7 @@ def test_graphs_are_not_called_stale_for_calls_that_nothing_may_serve(run: Any) 
         """
     problem = replace(problem, math_mode="reduced")
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     stand("_C::cutlass_scaled_mm")
     out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
     fake.fake_stream(0x5000)
@@ -330,7 +330,7 @@ def test_replays_of_what_the_table_would_run_anyway_are_hits(run: Any, by: str) 
     from gemmtuned.hooks.dispatch import NATIVE_CODES
     problem = replace(problem, math_mode="reduced")
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     stand("_C::cutlass_scaled_mm")
     out = torch.ops.fake.on_gpu(torch.zeros(4, 8, dtype=torch.bfloat16))
     fake.fake_stream(0x5000)
@@ -347,10 +347,10 @@ def test_replays_of_what_the_table_would_run_anyway_are_hits(run: Any, by: str) 
     raced = [native.Row(problem, "exact", "graph", next(idents), code, "cuda:0", launch, (), engines=engines)
              for engines in (0, as_good)]
     seen = []
-    for mode in (native.CAPTURE | native.DISPATCH, native.CAPTURE):
+    for switches in (native.CAPTURE | native.DISPATCH, native.CAPTURE):
         for generation, row in enumerate((None, *raced, torchs), 5):
             hook.load([row] if row else [], generation)
-            hook.set_mode(mode)
+            hook.set_switches(switches)
             hook.graph_replayed(1, 2)
             seen.append(told())
     print(json.dumps(seen))
@@ -373,7 +373,7 @@ def test_replays_of_an_engines_calls_that_no_solution_served_say_so(run: Any, en
         """
     problem = replace(problem, math_mode="reduced")
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     stand("_C::cutlass_scaled_mm")
     out, of_another_type = to_gpu(torch.zeros(4, 8, dtype=torch.bfloat16), torch.ones(8))
     fake.fake_stream(0x5000)

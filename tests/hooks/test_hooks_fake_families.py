@@ -97,7 +97,7 @@ def test_a_sum_with_a_function_behind_it_is_no_problem_that_is_tuned(run: Any) -
         """
     from gemmtuned.configs.tunable import can_tune
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     c, x, w = torch.randn(8), torch.randn(4, 16), torch.randn(16, 8)
     gc, gx, gw = to_gpu(c, x, w)
     y = [torch._addmm_activation(gc, gx, gw, use_gelu=gelu) for gelu in (False, True)]
@@ -282,7 +282,7 @@ def test_an_operator_is_given_its_operands_by_name(run: Any) -> None:
         row = native.Row(problem, "exact", "eager", next(idents), 7, "cuda:0", packed.operator_call(record),
                          scales_sums="alpha" in arguments)
         hook.load([row], next(idents))
-        hook.set_mode(native.CAPTURE | native.DISPATCH)
+        hook.set_switches(native.CAPTURE | native.DISPATCH)
 
     operator(problem, "scaled", "scale_x", "x", "w", "scale_w")
     said = [torch.equal(host(y), right) for y in (of_v1(), of_v2())] + [outcomes()]
@@ -318,7 +318,7 @@ COMPILES = """
         rows = [native.Row(replace(problem, m=m), "exact", mode, ident, 7, "cuda:0", packed.operator_call(record))
                 for m in (4, 2) for mode in modes]
         hook.load(rows, generation)
-        hook.set_mode(native.CAPTURE | native.DISPATCH)
+        hook.set_switches(native.CAPTURE | native.DISPATCH)
 
     def made(m=4, *, captured=False):
         before = len(ran)
@@ -371,7 +371,7 @@ def test_after_thousands_of_sizes_an_operator_still_serves_captures_of_new_ones(
     rows = [native.Row(replace(problem, m=2**n), "coarse", mode, 90 + n, 7, "cuda:0", packed.operator_call(record))
             for n in range(4, 15) for mode in ("eager", "graph")]
     hook.load(rows, 1)
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     theirs.impl("mm", lambda x, w: x.new_empty(x.shape[0], w.shape[0]), "CUDA", allow_override=True)
     (many,) = to_gpu(torch.randn(8800, 16))
 
@@ -651,7 +651,7 @@ def test_a_kernel_serves_grouped_products_and_torch_those_it_does_not_take(run: 
     hook.install()
     hook.load([native.Row(problem, "exact", "eager", 7, 5, "cuda:0", packed.kernel_launch(record, 0x3002, 3),
                           packed.conditions(record.checked, 3))], 1)
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     close = lambda y: torch.allclose(host(y), right, atol=1e-4)
     said = [close(torch._grouped_mm(gx, gw.mT, offs=gends)), outcomes(), calls("cuLaunchKernel")]
     said += [close(torch._grouped_mm(gx, gw.mT, offs=gwide[::2])), outcomes()]          # its ends do not lie in a row
@@ -691,7 +691,7 @@ def test_groups_with_scales_have_a_problem_of_their_own_and_run_as_torch_runs_th
         SCALED_GROUPS,
         """
     hook.install()
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     same = all(torch.equal(host(y), right) for y in (of_v1(), of_v2(fast=True)))
     texts = sorted(f"{s.problem} {s.outcome} {s.calls}" for s in hook.drain() if s.place != "cpu")
     print(json.dumps([same, texts, hook.failures()]))
@@ -715,7 +715,7 @@ def test_our_kernel_serves_groups_with_scales_and_torch_what_lies_otherwise(run:
     hook.install()
     hook.load([native.Row(problem, "exact", "eager", 7, 5, "cuda:0", packed.kernel_launch(record, 0x3004, 3),
                           packed.conditions(record.checked, 3))], 1)
-    hook.set_mode(native.CAPTURE | native.DISPATCH)
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
     cuda.fake_shape(16, 32, 1.0)
     room, twice_sw, twice_sx, twice_ends, long_ends, by_rows = to_gpu(
         torch.zeros(3, 24), sw.repeat_interleave(2, 1), sx.repeat_interleave(2), ends.repeat_interleave(2),

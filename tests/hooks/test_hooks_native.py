@@ -98,9 +98,9 @@ def test_routes_are_bit_equal_to_the_python_backends(home: Home) -> None:
                 list(hook.native.drain())
                 y = inputs.run(family_of(p).default(p))
                 (seen,) = hook.native.drain()
-                hook.native.set_mode(native.OFF)
+                hook.native.set_switches(native.OFF)
                 z = inputs.run(BACKENDS[backend].prepare(Candidate(backend), p))
-                hook.native.set_mode(native.CAPTURE | native.DISPATCH)
+                hook.native.set_switches(native.CAPTURE | native.DISPATCH)
                 tried += 1
                 # a vector is both row- and column-major: its layout is the look-up's business
                 if seen.outcome != "exact" and p.n > 1 and p.m > 1:

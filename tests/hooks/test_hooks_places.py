@@ -1,4 +1,4 @@
-"""On which devices a process takes solutions up, and that what newly comes into use there is on trial."""
+"""On which devices a process takes solutions up, and that what newly comes into use there is on probation."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class CudaLibrary:
         self.rows = list(rows)
         return 0, ""
 
-    def begin_trial(self, *_: object) -> None:
+    def begin_probation(self, *_: object) -> None:
         """The next call makes a page, and calls are going on."""
 
-    def end_trial(self, *, keep: bool) -> None:
+    def end_probation(self, *, keep: bool) -> None:
         """No more."""
 
-    def trial_page(self, *, make: bool = False) -> int:
+    def probation_page(self, *, make: bool = False) -> int:
         return ctypes.addressof(self.page)
 
-    def set_mode(self, mode: int) -> None:
+    def set_switches(self, switches: int) -> None:
         pass
 
     def overridden(self, *, anew: bool = False) -> dict[str, str]:
@@ -99,8 +99,8 @@ def hook(tmp_path: Path, gpus: Gpus) -> Hook:
     return hook
 
 
-def on_trial(hook: Hook) -> list[int]:
-    """Generations that this process is on trial with."""
+def on_probation(hook: Hook) -> list[int]:
+    """Generations that this process is on probation with."""
     return [hook.tables.probation.generation] if hook.tables.probation.generation is not None else []
 
 
@@ -130,33 +130,33 @@ def test_a_torch_that_cannot_tell_contexts_is_asked_for_its_memory(
     assert hook.where.in_use() == ("cpu", "cuda:2", "cuda:6")
 
 
-def test_a_table_is_on_trial_once_its_rows_serve_calls_and_again_for_each_gpu(hook: Hook, gpus: Gpus) -> None:
+def test_a_table_is_on_probation_once_its_rows_serve_calls_and_again_for_each_gpu(hook: Hook, gpus: Gpus) -> None:
     hook.tables.use(7, [SOLUTION])
-    assert on_trial(hook) == []  # no row of it serves this process yet
+    assert on_probation(hook) == []  # no row of it serves this process yet
 
     for used in ({3}, {3, 5}):
         gpus.initialised, gpus.mine = True, used
         hook.tick()
-        assert on_trial(hook) == [7]
+        assert on_probation(hook) == [7]
         hook.tables.probation.turn(time.monotonic())
         hook.tables.probation.turn(time.monotonic() + TRIAL_S)
-        assert on_trial(hook) == []
+        assert on_probation(hook) == []
 
     hook.tick()
     hook.tables.use(7, [replace(SOLUTION)])
-    assert on_trial(hook) == []  # nothing new
+    assert on_probation(hook) == []  # nothing new
     hook.tables.use(7, [replace(SOLUTION), replace(SOLUTION, covers="fine")])
-    assert on_trial(hook) == [7]
+    assert on_probation(hook) == [7]
 
 
-def test_rows_of_the_users_own_put_no_generation_on_trial(hook: Hook) -> None:
+def test_rows_of_the_users_own_put_no_generation_on_probation(hook: Hook) -> None:
     own = published(LINEAR, "torch_swap")  # tried in a process of its own before
     hook.tables.user_tables.filed = {pack(own): Path("mine.csv")}
     hook.tables.verdicts.answer(own, "")
     hook.tables.use(7, [])
 
     assert served(hook) == ["cpu"]
-    assert on_trial(hook) == []
+    assert on_probation(hook) == []
 
 
 def test_calls_on_a_device_that_we_do_not_know_end_no_drain(hook: Hook) -> None:
@@ -168,7 +168,7 @@ def test_calls_on_a_device_that_we_do_not_know_end_no_drain(hook: Hook) -> None:
     assert sorted(sighting.place for sighting in hook.drain()) == ["cpu", "xpu:0"]
 
 
-def test_a_table_is_on_trial_again_when_the_native_hook_takes_over(home: Home, tmp_path: Path) -> None:
+def test_a_table_is_on_probation_again_when_the_native_hook_takes_over(home: Home, tmp_path: Path) -> None:
     built = build(home.cache)
     library = library_path(tmp_path / "cache")
     assert library is not None

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def died(folder: Path, generation: int, run: str = "serve", *, where: str = "in a call") -> Path:
-    """A process has taken the generation up, and is gone: its page, written as native/trial_page.h does."""
+    """A process has taken the generation up, and is gone: its page, written as native/probation_page.h does."""
     with subprocess.Popen(["sleep", "60"]) as process:
         path = page(folder, generation, process.pid, run, going_on=where == "in a call")
         process.kill()
@@ -74,7 +74,7 @@ class Library:
         self.state = (ctypes.c_uint32 * 4)()
         self._asked: tuple[Path, int] | None = None
 
-    def begin_trial(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
+    def begin_probation(self, folder: Path, generation: int, facts: bytes, namespace: int) -> None:
         assert json.loads(facts + b'""}')["run"] == "serve"
         assert Path("/proc/self/ns/pid").stat().st_ino == namespace
         self._asked = folder, generation
@@ -87,12 +87,12 @@ class Library:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
 
-    def end_trial(self, *, keep: bool) -> None:
+    def end_probation(self, *, keep: bool) -> None:
         if self.path is not None and not keep:
             self.path.unlink()
         self.path = self._asked = None
 
-    def trial_page(self, *, make: bool = False) -> int | None:
+    def probation_page(self, *, make: bool = False) -> int | None:
         return ctypes.addressof(self.state) if self.path is not None else None
 
 
@@ -495,11 +495,11 @@ NO_PAGE = """
     shm, said = Path("/dev/shm") / f"test-{os.getpid()}", []
 
     def page(base, namespace=0, facts=b'{"run": "x", "start": '):
-        library.begin_trial(base / "pages", 7, facts, namespace)
-        made = library.trial_page(make=True) is not None
+        library.begin_probation(base / "pages", 7, facts, namespace)
+        made = library.probation_page(make=True) is not None
         found = [json.loads(p.read_bytes()[16:].rstrip(bytes(1))) for p in (base / "pages").glob("*")]
         mapped = str(base) in Path("/proc/self/maps").read_text()
-        library.end_trial(keep=False)
+        library.end_probation(keep=False)
         left = len(list((base / "pages").glob("*"))) + (str(base) in Path("/proc/self/maps").read_text())
         said.append([made, mapped, found, left])
 

@@ -71,7 +71,7 @@ PRELUDE = """
             for one in launches or (launch,) for mode in ("eager", "graph")
         ]
         hook.load(rows, 1)
-        hook.set_mode(native.CAPTURE | native.DISPATCH)
+        hook.set_switches(native.CAPTURE | native.DISPATCH)
 
     def product():
         return torch.ops.fake.on_host(torch.mm(gx, gw.t()))

@@ -16,7 +16,7 @@ OPERANDS = """
                 for p, r, c, one in [(problem, record, code, launch), *more]
                 for rank in [3 if p.family == "batched" else 2]]
         hook.load(rows, 1)
-        hook.set_mode(native.CAPTURE | native.DISPATCH)
+        hook.set_switches(native.CAPTURE | native.DISPATCH)
 
     def library(problem, *conditions, **more):
         types = dict(x=problem.dtype, w=problem.wdtype, y=problem.out_dtype, bias=problem.out_dtype)

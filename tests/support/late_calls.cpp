@@ -4,7 +4,7 @@
 //
 // Prints how many of the pages had another count while all calls stood still; and when there are no more calls, whether the
 // next page gets the address of the last one.
-#include "trial_page.h"
+#include "probation_page.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -41,25 +41,25 @@ int main(int, char** argv) {
     });
   int wrong = 0;
   const auto begun = [&](uint64_t generation) {
-    Trial::get().begin(base.c_str(), folder.c_str(), generation, "{\"start\": ", 0);
-    TrialPage* const page = Trial::get().page();
+    Probation::get().begin(base.c_str(), folder.c_str(), generation, "{\"start\": ", 0);
+    ProbationPage* const page = Probation::get().page();
     if (!page) exit(1);
     return page;
   };
   for (uint64_t generation = 1; generation <= generations; ++generation) {
-    const TrialPage* const page = begun(generation);
+    const ProbationPage* const page = begun(generation);
     still = true;
     while (standing != 3) std::this_thread::yield();
     wrong += page->going_on.load() != 0;
     still = false;
     while (standing != 0) std::this_thread::yield();
     usleep(100);
-    Trial::get().end(false);
+    Probation::get().end(false);
   }
   stop = true;
   for (std::thread& caller : callers) caller.join();
-  const TrialPage* const last = begun(generations + 1);
+  const ProbationPage* const last = begun(generations + 1);
   const bool same = begun(generations + 2) == last;
-  Trial::get().end(false);
+  Probation::get().end(false);
   printf("%d %d\n", wrong, same);
 }

@@ -24,17 +24,17 @@
 
 namespace gemmtuned {
 
-struct TrialPage {                 // hooks/probation.py reads it; behind it, up to the end of the page, is JSON
+struct ProbationPage {             // hooks/probation.py reads it; behind it, up to the end of the page, is JSON
   std::atomic<int32_t> going_on;   // routed calls
   std::atomic<uint32_t> launched;  // 1 once a route has run on a GPU, whose faults come later
   std::atomic<uint32_t> fault;     // the GPU's, a code of is_fault
   uint32_t unused;
 };
-static_assert(sizeof(TrialPage) == 16, "the facts begin there");
+static_assert(sizeof(ProbationPage) == 16, "the facts begin there");
 
-inline TrialPage g_unborn;                        // stands for a page that the next routed call makes
-inline std::atomic<TrialPage*> g_trial{nullptr};  // null where no table is on probation
-inline std::atomic<int64_t> g_holders{0};         // of a page; those of a fork's parent never let go in the child
+inline ProbationPage g_unborn;                            // stands for a page that the next routed call makes
+inline std::atomic<ProbationPage*> g_probation{nullptr};  // null where no table is on probation
+inline std::atomic<int64_t> g_holders{0};  // of a page; those of a fork's parent never let go in the child
 
 // Text put together in memory of its own; what does not fit makes it useless, and `fits` says so.
 template <size_t Room>
@@ -63,10 +63,10 @@ class Text {
 };
 
 // The probation of this process, one at a time. Python calls begin and end, libc what belongs to a fork, a routed call page.
-class Trial {
+class Probation {
  public:
-  static Trial& get() {
-    static Trial only;  // trivially destroyed: threads outlive static destructors
+  static Probation& get() {
+    static Probation only;  // trivially destroyed: threads outlive static destructors
     return only;
   }
 
@@ -79,21 +79,21 @@ class Trial {
     base_.clear(), folder_.clear(), facts_.clear();
     base_ << base, folder_ << folder, facts_ << facts;
     generation_ = generation, space_ = space;
-    if (base_.fits() && folder_.fits() && facts_.fits()) g_trial.store(&g_unborn);
+    if (base_.fits() && folder_.fits() && facts_.fits()) g_probation.store(&g_unborn);
   }
 
   // The page, made if need be. Null where none can be had: then the probation is over.
-  TrialPage* page() {
+  ProbationPage* page() {
     std::lock_guard<std::mutex> hold(mutex_);
-    if (g_trial.load() == &g_unborn) g_trial.store(page_ = made(), std::memory_order_release);
-    return g_trial.load();
+    if (g_probation.load() == &g_unborn) g_probation.store(page_ = made(), std::memory_order_release);
+    return g_probation.load();
   }
 
   // Ends the probation. Calls that are going on still write to the page: it stays mapped, as memory that nobody reads.
   // keep: the file stays for others to read.
   void end(bool keep) {
     std::lock_guard<std::mutex> hold(mutex_);
-    g_trial.store(nullptr);
+    g_probation.store(nullptr);
     if (!page_) return;
     forget();
     spare_ = g_holders.load() == 0 ? page_ : nullptr;  // no earlier call can spoil the count of the next
@@ -108,22 +108,22 @@ class Trial {
   void after_fork_in_child() {
     if (page_) forget();
     page_ = nullptr;
-    if (g_trial.load()) g_trial.store(&g_unborn);
+    if (g_probation.load()) g_probation.store(&g_unborn);
     mutex_.unlock();
   }
 
  private:
   static constexpr size_t kPage = 4096;
   std::mutex mutex_;
-  TrialPage *page_ = nullptr, *spare_ = nullptr;
+  ProbationPage *page_ = nullptr, *spare_ = nullptr;
   Text<1024> base_, folder_;
   Text<1200> path_;
-  Text<kPage - sizeof(TrialPage) - 64> facts_;
+  Text<kPage - sizeof(ProbationPage) - 64> facts_;
   uint64_t generation_ = 0, space_ = 0;
 
   void forget() { mmap(page_, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0); }
 
-  TrialPage* made() {
+  ProbationPage* made() {
     struct stat there;
     if (space_ && (stat("/proc/self/ns/pid", &there) != 0 || there.st_ino != space_)) return nullptr;
     rlimit files{};  // a file beyond this limit ends the process by a signal
@@ -157,11 +157,11 @@ class Trial {
     }
     spare_ = nullptr;
     char began[24];
-    char* const text = static_cast<char*>(address) + sizeof(TrialPage);
-    Text<kPage - sizeof(TrialPage)> facts;
+    char* const text = static_cast<char*>(address) + sizeof(ProbationPage);
+    Text<kPage - sizeof(ProbationPage)> facts;
     facts << facts_.view() << "\"" << when_it_began(began) << "\"}";
     std::memcpy(text, facts.c_str(), facts.view().size());
-    return static_cast<TrialPage*>(address);
+    return static_cast<ProbationPage*>(address);
   }
 
   // Clock ticks from boot to the start of this process: the 22nd field of /proc/self/stat, whose 2nd may hold anything.
@@ -193,10 +193,10 @@ class HeldPage {
   enum Unborn { MADE, NONE };  // what happens where no call has needed the page yet
 
   explicit HeldPage(Unborn unborn) {
-    if (g_trial.load(std::memory_order_relaxed) == nullptr) return;
+    if (g_probation.load(std::memory_order_relaxed) == nullptr) return;
     g_holders.fetch_add(1);
-    page_ = g_trial.load();
-    if (page_ == &g_unborn) page_ = unborn == MADE ? Trial::get().page() : nullptr;
+    page_ = g_probation.load();
+    if (page_ == &g_unborn) page_ = unborn == MADE ? Probation::get().page() : nullptr;
     if (!page_) g_holders.fetch_sub(1);
   }
   ~HeldPage() {
@@ -204,13 +204,13 @@ class HeldPage {
   }
   HeldPage(const HeldPage&) = delete;
   HeldPage& operator=(const HeldPage&) = delete;
-  TrialPage* operator->() const { return page_; }
+  ProbationPage* operator->() const { return page_; }
   explicit operator bool() const { return page_; }
-  TrialPage* keep() { return std::exchange(page_, nullptr); }  // until let_go of it
-  static void let_go(TrialPage*) { g_holders.fetch_sub(1); }
+  ProbationPage* keep() { return std::exchange(page_, nullptr); }  // until let_go of it
+  static void let_go(ProbationPage*) { g_holders.fetch_sub(1); }
 
  private:
-  TrialPage* page_ = nullptr;
+  ProbationPage* page_ = nullptr;
 };
 
 }  // namespace gemmtuned

@@ -1,7 +1,7 @@
 // What a routed call notes while its table is on probation.
 #pragma once
 #include "routes.h"
-#include "trial_page.h"
+#include "probation_page.h"
 
 namespace gemmtuned {
 
@@ -16,16 +16,16 @@ inline void note_fault(int code) {
 }
 
 // While a routed call is going on.
-class OnTrial {
+class OnProbation {
  public:
-  OnTrial(Route& route, bool on_host) : page_(HeldPage::MADE) {
+  OnProbation(Route& route, bool on_host) : page_(HeldPage::MADE) {
     if (C10_LIKELY(!page_)) return;
     page_->going_on.fetch_add(1, std::memory_order_relaxed);
     if (on_host) return;
     page_->launched.store(1, std::memory_order_relaxed);
     route.launched.store(true, std::memory_order_relaxed);
   }
-  ~OnTrial() {
+  ~OnProbation() {
     if (C10_UNLIKELY(static_cast<bool>(page_))) page_->going_on.fetch_sub(1, std::memory_order_relaxed);
   }
 
