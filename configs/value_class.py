@@ -92,7 +92,7 @@ class _Signature:
     def __get__(self, _: object, cls: type[Any]) -> Any:
         import inspect
 
-        init = vars(cls)["__init__"]
+        init: Any = cls.__init__  # a class that is derived from a value class may have none of its own
         init = init.compiled() if hasattr(init, "compiled") else init
         whole = inspect.signature(init)
         return whole.replace(parameters=[*whole.parameters.values()][1:])

@@ -190,7 +190,8 @@ class Background:
         until_s = clock.monotonic() + timeout_s
         while self._running and clock.monotonic() < until_s:
             if self._lives.acquire(timeout=max(until_s - clock.monotonic(), 0.0)):
-                self._lives.release()
+                with suppress(RuntimeError):  # the thread, which began meanwhile, has ended and let go of it
+                    self._lives.release()
                 if self._running:  # it has not begun yet
                     sleep(_LOOK_S)
         return self._join(max(until_s - clock.monotonic(), _LOOK_S)) if not self._running else False

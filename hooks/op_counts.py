@@ -20,6 +20,7 @@ __builtins__ = builtins
 
 MAX_PROBLEMS: Final = 65_536
 _Key = tuple[Problem, str, str, bool, str]  # problem, place, outcome, graph, phase
+_NONE: Final[Counter[_Key]] = Counter()  # nobody adds to it
 
 
 class OpCounts:
@@ -53,8 +54,8 @@ class OpCounts:
             yield Sighting(problem, outcome, count, graph=graph, place=place, phase=phase)
 
     def _taken(self) -> Counter[_Key]:
-        if not self._calls:  # mostly so
-            return self._calls
+        if not self._calls:  # mostly so. Not these themselves: a call may come to them now, and would count twice
+            return _NONE
         with self._lock:
             calls, self._calls = self._calls, Counter()
         return calls

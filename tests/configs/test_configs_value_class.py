@@ -85,6 +85,12 @@ def test_it_is_made_shown_and_taken_apart_as_a_dataclass_is(point: Any) -> None:
             raise AssertionError(made)
 
 
+def test_a_class_derived_from_it_has_its_signature(point: Any) -> None:
+    derived = type("Derived", (point,), {})
+    assert list(inspect.signature(derived).parameters) == ["x", "y", "seen", "told"]
+    assert derived(3).y == "y"
+
+
 def test_what_does_not_count_in_a_comparison_does_not_count_and_other_classes_differ(point: Any) -> None:
     assert point(3, seen=(1,)) == point(3)
     assert point(3, told={"a": 1}) != point(3)

@@ -178,6 +178,14 @@ def test_calls_of_our_ops_are_of_the_phase_that_they_are_made_in() -> None:
     assert {s.phase: s.calls for s in counts.drain()} == {"": 1, "warm-up": 2}
 
 
+def test_a_call_that_comes_while_none_was_counted_counts_once() -> None:
+    counts = OpCounts()
+    told = counts._taken()  # by our thread, which is about to read them
+    counts.add(LINEAR, "cpu")
+    assert not told
+    assert [s.calls for s in counts.drain()] == [1]
+
+
 def test_what_too_many_phases_leave_behind_is_counted_in_a_later_one() -> None:
     """Where nobody flushes, it would grow for ever."""
     calls = iter(range(10**6))
