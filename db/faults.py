@@ -90,6 +90,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         meant = refusals.meaning(cause, path)
         if meant:
             return StoreError(f"{path}: {meant}")
+        if cause is not None and cause is not err and _os_kind(cause) in ("full", "io"):  # SQLite says neither
+            return store_error(cause, path)
     if what in ("readonly", "perm", "cantopen"):
         return StoreError(
             f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
