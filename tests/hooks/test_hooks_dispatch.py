@@ -198,6 +198,49 @@ def test_a_failing_route_is_served_by_torch_reported_once_and_never_taken_again(
         assert conn.execute("SELECT backend, reports FROM quarantine").fetchall() == [("onednn", 1)]
 
 
+FAILING = {
+    "it raises": (replace(LINEAR, dtype="fp64", wdtype="fp64", out_dtype="fp64"), "onednn", ""),  # oneDNN has no fp64
+    "the live check finds it wrong": (
+        replace(LINEAR, m=1),
+        "torch_mv",
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        lib = torch.library.Library("aten", "IMPL")
+        lib.impl("mv", lambda a, b: torch.zeros(a.size(0)), "CPU")  # what the route calls inside
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_the_next_row_that_holds_serves_what_a_failing_route_did_before_any_table_comes(home: Home, how: str) -> None:
+    problem, backend, breaks = FAILING[how]
+    home.path.mkdir()
+    bucket = published(problem.with_m(16), "torch_swap", covers="fine")
+    publish(home.path / "configs", [published(problem, backend), bucket], 1)
+    done = home.run(
+        f"""
+        import json, torch
+        from hooked import wait_for
+        import gemmtuned
+        from gemmtuned.hooks import activate
+        wait_for(lambda: gemmtuned.generation() == 1)
+        hook = activate.current()
+        x = torch.randn({problem.m}, 16, dtype=torch.{"double" if problem.dtype == "fp64" else "float"})
+        w = torch.randn(8, 16, dtype=x.dtype)
+        right = (x.unsqueeze(1) * w).sum(-1)
+        {breaks}
+        near = [torch.allclose(torch.mm(x, w.t()), right, atol=1e-5) for _ in range(5)]
+        print(json.dumps([all(near), {{s.outcome: s.calls for s in hook.native.drain()}}]))
+        """,
+        GEMMTUNED_LIVE_CHECK="1",
+        GEMMTUNED_FLUSH_S="1000",  # nobody makes a table without it meanwhile
+    )
+
+    assert done.said == [True, {"miss": 1, "padded": 4}]
+
+
 def test_ten_failing_routes_switch_dispatch_off(home: Home) -> None:
     home.path.mkdir()
     bad = [replace(LINEAR, m=m, dtype="fp64", wdtype="fp64", out_dtype="fp64") for m in range(1, 13)]

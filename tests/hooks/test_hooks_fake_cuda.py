@@ -38,6 +38,49 @@ def test_a_launch_through_the_driver_serves_the_call_and_is_counted(run: Any) ->
     assert said == [["exact"], 2, True, ["fp32 exact 1", "fp64 miss 1"], {}, True, []]
 
 
+def test_switching_dispatch_off_and_on_reaches_calls_that_have_been_looked_up(run: Any) -> None:
+    said = run(
+        """
+    begin()
+    said = [call()]
+    for mode in (native.CAPTURE, native.CAPTURE | native.DISPATCH):
+        hook.set_switches(mode)
+        said += [call(), call()]
+    print(json.dumps([said, calls("cuLaunchKernel")]))
+    """
+    )
+    assert said == [[["exact"], ["miss"], ["miss"], ["exact"], ["exact"]], 3]
+
+
+def test_a_kernel_of_clusters_has_so_many_times_the_thread_blocks_along_the_first_axis(run: Any) -> None:
+    """As Triton's launcher has it; the driver refuses a grid that is no multiple of the cluster."""
+    said = run(
+        """
+    from dataclasses import replace
+    said = []
+    for number, cluster in enumerate((1, 2, 4)):
+        grid = (Axis("w.size0", 3), Axis("x.size0", 2), Axis("", 5))
+        one = packed.kernel_launch(replace(record, grid=grid, cluster=cluster, shared=512), 0x3000, 2)
+        hook.install()
+        hook.load([native.Row(problem, "exact", "eager", number, 5, "cuda:0", one)], 1 + number)
+        hook.set_switches(native.CAPTURE | native.DISPATCH)
+        said.append([call(), *launched()])
+    print(json.dumps([said, calls("cuLaunchKernel"), calls("cuLaunchKernelEx"), hook.failures()]))
+    """
+    )
+    rest = [32, 1, 1, 512]  # threads, and bytes of shared memory
+    assert said == [
+        [
+            [["exact"], [3, 2, 5], [*rest, 1, 1, 1]],
+            [["exact"], [6, 2, 5], [*rest, 2, 1, 1]],
+            [["exact"], [12, 2, 5], [*rest, 4, 1, 1]],
+        ],
+        1,
+        2,
+        [],
+    ]
+
+
 # CUDA_ERROR_ of cuda.h: OUT_OF_MEMORY, DEINITIALIZED, INVALID_CONTEXT, INVALID_HANDLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT,
 # CONTEXT_IS_DESTROYED, ASSERT, HARDWARE_STACK_ERROR, LAUNCH_FAILED, STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD
 BROKEN = (2, 4, 201, 400, 700, 702, 709, 710, 714, 719, *range(900, 909))

@@ -78,6 +78,26 @@ def test_cublaslt_is_given_both_scales_and_their_modes(run: Any) -> None:
     assert last == ["scaled miss 1"]
 
 
+def test_cublaslt_is_told_of_each_operand_which_blocks_its_scales_are_of(run: Any) -> None:
+    """Those of X for 128 of a row, those of W for 128 rows of it, too."""
+    said = run(
+        OPERANDS,
+        SCALED,
+        """
+    x8 = torch.randint(-2, 3, (4, 256)).to(torch.float8_e4m3fn)
+    w8 = torch.randint(-2, 3, (8, 256)).to(torch.float8_e4m3fn)
+    sx, sw = torch.exp2(torch.arange(8.0).reshape(2, 4).t() - 4), torch.tensor([[2.0], [0.25]])
+    right = ((x8.float() * sx.repeat_interleave(128, 1)) @ (w8.float().t() * sw.repeat_interleave(128, 0))).bfloat16()
+    gx8, gw8, by_col, gsw = to_gpu(x8, w8, sx.t().contiguous(), sw)
+    problem = replace(problem, k=256, scale="1x128", wscale="128x128", scale_layout="col")
+    served(problem, *library(problem, scale_x="1x128", scale_w="128x128"))
+    y = torch._scaled_mm(gx8, gw8.t(), by_col.t(), gsw, out_dtype=torch.bfloat16)
+    print(json.dumps([torch.equal(host(y), right), outcomes(), calls("cublasLtMatmul"), hook.failures()]))
+    """,
+    )
+    assert said == [True, ["scaled exact 1"], 1, []]
+
+
 def test_scales_of_another_form_than_the_record_names_are_torchs(run: Any) -> None:
     said = run(
         OPERANDS,
@@ -199,14 +219,17 @@ def test_a_kernel_is_never_given_a_c_that_it_does_not_take(run: Any) -> None:
     said = run(
         OPERANDS,
         """
-    problem = replace(problem, family="dense_add")
+    said, problem = [], replace(problem, family="dense_add")
     served(problem, replace(record, arguments=(*record.arguments, "c.ptr")), 5, launch)
-    [gc] = to_gpu(torch.zeros(4, 8))
-    y = torch.addmm(gc, gx, gw.t(), alpha=2)
-    print(json.dumps([torch.allclose(host(y), 2 * right, atol=1e-4), outcomes(), calls("cuLaunchKernel")]))
+    c = torch.randn(4, 8)
+    [gc] = to_gpu(c)
+    for alpha, beta in ((2, 1), (1, 2), (1, 0)):
+        y = torch.addmm(gc, gx, gw.t(), alpha=alpha, beta=beta)
+        said.append(torch.allclose(host(y), alpha * right + beta * c, atol=1e-4))
+    print(json.dumps([said, outcomes(), calls("cuLaunchKernel")]))
     """,
     )
-    assert said == [True, ["dense_add miss 1"], 0]
+    assert said == [[True] * 3, ["dense_add miss 3"], 0]
 
 
 def test_a_batch_goes_to_cublaslt_by_its_strides_and_one_of_1_is_dense(run: Any) -> None:

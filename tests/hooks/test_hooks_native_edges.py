@@ -82,6 +82,41 @@ def test_products_of_a_thread_that_is_at_its_end_are_counted_and_leave_nothing(h
     assert done.said < 8 << 20  # 36 MiB where the counters of each stay
 
 
+def test_a_table_that_a_call_is_reading_stays_until_it_has_read_it(home: Home, tmp_path: Path) -> None:
+    """The thread waits in the middle of its look-up; glibc overwrites what is freed meanwhile."""
+    done = home.run(
+        """
+        import ctypes, json, sys, threading
+        from gemmtuned.configs.problem import Problem
+        from gemmtuned.hooks import activate, native
+        from gemmtuned.hooks.native.records import pack
+
+        hook, stall = activate.current(), ctypes.CDLL(sys.argv[1])
+        hook.flusher.stop()
+        ctypes.CDLL(None).mallopt(-6, 0xA5)  # M_PERTURB
+        problems = [Problem(m=m, n=8, k=16, dtype="fp32") for m in range(1, 100)]
+        rows = [native.Row(p, "exact", "eager", number, 0) for number, p in enumerate(problems)]
+        hook.native.load(rows, 1)
+        key = pack(problems[42])
+        stall.copied.restype = ctypes.c_void_p
+        at = stall.copied(ctypes.byref(key), ctypes.c_size_t(ctypes.sizeof(key)))
+        found = []
+        find = hook.native._lib.gt_find
+        reader = threading.Thread(target=lambda: found.append(find(ctypes.cast(at, find.argtypes[0]))))
+        reader.start()
+        stall.wait_for_reader()
+        for generation in (2, 3):
+            hook.native.load((), generation)
+        stall.let_go()
+        reader.join()
+        print(json.dumps([(found[0] >> 8) - 1, found[0] & 0xFF, hook.native.find(problems[42])]))
+        """,
+        str(compiled(HERE / "stalled_reader.c", tmp_path)),
+    )
+
+    assert done.said == [42, 1, ["miss", None]], "of the table that was in use when it began"
+
+
 def test_schemas_are_read_alike_whatever_locale_the_program_has_set(home: Home, tmp_path: Path) -> None:
     """Numbers with separators: what an operator's schema was when it was tuned is what it is."""
     source = tmp_path / "grouping.cpp"

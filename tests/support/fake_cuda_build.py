@@ -84,6 +84,11 @@ PRELUDE = """
     def calls(name):
         return cuda.fake_calls(name.encode())
 
+    def launched():
+        # of the last launch: its grid; threads, bytes of shared memory and the cluster
+        numbers = (ctypes.c_uint * 10).in_dll(cuda, "fake_launched")[:]
+        return numbers[:3], numbers[3:]
+
     def fail(name, code):
         cuda.fake_set(name.encode(), code)
 """

@@ -1,6 +1,7 @@
 // cuBLASLt without a device: a product of host memory by what its descriptors say, after the library's documentation.
 //
-// Matrices are column-major; D = alpha op(A) op(B) + beta C, plus a bias for each row of D, scales of A's and B's rows.
+// Matrices are column-major; D = alpha op(A) op(B) + beta C, plus a bias for each row of D, scales of A's and B's rows or
+// blocks.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -50,9 +51,16 @@ struct Desc {
   float number(const void* given) const {
     return scale_type == I32 ? static_cast<float>(*static_cast<const int32_t*>(given)) : *static_cast<const float*>(given);
   }
-  float scale(int pointer, int mode, int64_t i) const {
+  // Of element l of row i, of `rows` with `k` elements each. OUTER_VEC_32F: one a row; VEC128_32F: one for each 128 of a
+  // row, the rows side by side; BLK128x128_32F: for 128 rows, too, which begin at multiples of 4
+  float scale(int pointer, int mode, int64_t i, int64_t l, int64_t rows, int64_t k) const {
     const auto* scales = reinterpret_cast<const float*>(of(pointer));
-    return !scales ? 1 : of(mode) == 3 ? scales[i] : scales[0];  // 3: OUTER_VEC_32F
+    const int64_t apart = ((k + 127) / 128 + 3) / 4 * 4;
+    return !scales         ? 1
+           : of(mode) == 3 ? scales[i]
+           : of(mode) == 4 ? scales[l / 128 * rows + i]
+           : of(mode) == 5 ? scales[i / 128 * apart + l / 128]
+                           : scales[0];
   }
 };
 
@@ -78,8 +86,10 @@ inline int matmul(const void* described, const void* alpha, Matrix a, Matrix b, 
     for (int64_t j = 0; j < d.of().columns; ++j)
       for (int64_t i = 0; i < d.of().rows; ++i) {
         float sum = 0;
-        for (int64_t l = 0; l < k; ++l) sum += (ta ? a.at(l, i, batch) : a.at(i, l, batch)) * (tb ? b.at(j, l, batch) : b.at(l, j, batch));
-        sum *= desc.number(alpha) * desc.scale(17, 31, i) * desc.scale(18, 32, j);
+        for (int64_t l = 0; l < k; ++l)
+          sum += (ta ? a.at(l, i, batch) : a.at(i, l, batch)) * (tb ? b.at(j, l, batch) : b.at(l, j, batch)) *
+                 desc.scale(17, 31, i, l, d.of().rows, k) * desc.scale(18, 32, j, l, d.of().columns, k);
+        sum *= desc.number(alpha);
         const float times = desc.number(beta);
         if (times != 0) sum += times * c.at(i, j, batch);
         if (bias) sum += value(bias_type, bias, i);

@@ -33,6 +33,17 @@ struct Capture {
 };
 std::map<void*, Capture> g_capturing;  // by stream
 std::map<void*, unsigned long long> g_ids;
+struct LaunchAttribute {  // CUlaunchAttribute of cuda.h
+  int id, pad;
+  unsigned size[3];
+  char room[52];
+};
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned sizes[7];   // grid, threads, bytes of shared memory
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned count;
+};
 struct Object {
   void* what;
   void (*destroy)(void*);
@@ -173,6 +184,8 @@ int multiply(void* function, void** a) {
 }  // namespace
 
 extern "C" {
+unsigned fake_launched[10];  // of the last launch: grid, threads, bytes of shared memory, thread blocks per cluster
+
 void fake_set(const char* name, int code) {
   std::lock_guard<std::mutex> hold(g_mutex);
   g_codes[name] = code;
@@ -204,17 +217,25 @@ int cuCtxSetCurrent(void* context) { return t_context = context, said(__func__);
 int cuModuleLoadData(void** module, const void*) { return *module = reinterpret_cast<void*>(0x2000), said(__func__); }
 int cuModuleGetFunction(void** f, void*, const char*) { return *f = reinterpret_cast<void*>(0x3000), said(__func__); }
 int cuFuncSetAttribute(void*, int, int) { return said(__func__); }
-int cuLaunchKernel(void* f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* stream,
-                   void** a, void**) {
+int cuLaunchKernel(void* f, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz, unsigned shared,
+                   void* stream, void** a, void**) {
   const int code = said(__func__);
+  const unsigned given[10] = {x, y, z, tx, ty, tz, shared, 1, 1, 1};
+  std::memcpy(fake_launched, given, sizeof given);
   const auto capture = g_capturing.find(stream);
   if (code) return code;
   if (capture != g_capturing.end() && capture->second.state == 2) return 901;  // STREAM_CAPTURE_INVALIDATED
   return multiply(f, a);
 }
 #ifndef FAKE_LESS  // an interposer that lacks one
-int cuLaunchKernelEx(const void*, void* f, void** a, void**) {
+int cuLaunchKernelEx(const LaunchConfig* config, void* f, void** a, void**) {
   const int code = said(__func__);
+  const LaunchAttribute* const cluster = config->attributes;
+  if (config->count != 1 || cluster->id != 4) return 1;  // INVALID_VALUE; 4: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+  std::memcpy(fake_launched, config->sizes, sizeof config->sizes);
+  std::memcpy(fake_launched + 7, cluster->size, sizeof cluster->size);
+  for (int axis = 0; axis < 3; ++axis)
+    if (config->sizes[axis] % cluster->size[axis]) return 1;  // a grid is a multiple of its clusters
   return code ? code : multiply(f, a);
 }
 #endif
