@@ -269,6 +269,17 @@ def test_every_folder_with_an_init_is_in_the_packages_list() -> None:
     assert sorted(listed) == sorted(there)
 
 
+def test_the_map_of_the_daemon_names_each_of_its_files_and_folders() -> None:
+    text = ast.get_docstring(ast.parse((ROOT / "daemon/__init__.py").read_text())) or ""
+    named = re.findall(r"(?m)^    (\w+(?:/|\.py))  +\S", text)
+    there = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (ROOT / "daemon").iterdir()
+        if path.name not in ("__init__.py", "__pycache__")
+    }
+    assert sorted(named) == sorted(there)
+
+
 def test_the_checkout_does_not_shadow_other_packages() -> None:
     assert str(ROOT) not in [os.path.abspath(p) for p in sys.path if p]
 
