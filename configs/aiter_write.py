@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TextIO
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.temporary import beside, take_place
+from gemmtuned.configs.temporary import take_place, temporary_path
 
 
 def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
     """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             write_lines(file, columns, rows, separator=separator)
@@ -28,7 +28,7 @@ def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 def require_writable(path: Path) -> None:
     """Raise TableError where write_file would, before there is anything to lose."""
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "is a folder")

@@ -34,7 +34,7 @@ from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import MANIFEST as MANIFEST
 from gemmtuned.configs.settings import trusted_uid
 from gemmtuned.configs.solution import Device, Environment, Solution
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import temporary_path
 from gemmtuned.configs.value_class import value_class
 
 SCHEMA: Final = 1
@@ -303,7 +303,7 @@ def _names_in_manifest(folder: Path) -> set[str]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that no reader and no power cut sees a part of it. Raises OSError."""
-    temporary = beside(path)
+    temporary = temporary_path(path)
     faults.point("publish.open")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.near import did_you_mean
+from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.spelling import NUMBERS, REST_OF_0_1_0, SPELLED, SWITCHES, values_of, written

@@ -123,7 +123,7 @@ class Solution:
     gain_low: lower bound of the 95 % interval of baseline/solution.  err and baseline_err: relative RMS error
     against the reference.  generation: the publication that brought it.  launch: for backends whose kernels are
     published as binaries, the launch record as JSON (configs/launch.py), else empty.  beside: which engines' kernels
-    were in the race (configs/beside.py), empty for none.
+    were in the race (configs/engine_races.py), empty for none.
     """
 
     problem: Problem
@@ -192,7 +192,7 @@ class Solution:
         own["stamp"] = of_kernel(own["backend"], Candidate(own["backend"], own["config"]).kernel, own["stamp"])
         beside = row.get("beside", "")
         if beside:
-            from gemmtuned.configs.beside import checked  # few rows have it
+            from gemmtuned.configs.engine_races import checked  # few rows have it
 
             beside = checked(beside)
         return cls(problem=problem, **own, launch=launch, beside=beside or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gemmtuned.configs.errors import ProblemError
-from gemmtuned.configs.near import did_you_mean
+from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.pattern import Pattern
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from gemmtuned._testing import faults
 
 
-def beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A name next to `path` that no other writer has.
 
     The number of a process is not enough: containers and hosts that share a folder count theirs each for itself, and a
@@ -21,7 +21,7 @@ def beside(path: Path) -> Path:
 
 def put(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, in place of what is there, whose mode and owner it keeps. Raises OSError."""
-    new = beside(path)
+    new = temporary_path(path)
     try:
         with new.open("wb") as file:
             faults.point("put.write")

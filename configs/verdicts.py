@@ -18,7 +18,7 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.solution import Solution
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import temporary_path
 
 MAX_QUESTIONS: Final = 4096
 MOST_BYTES: Final = 1 << 20  # of a question
@@ -78,7 +78,7 @@ class Verdicts:
 
     def _write(self, solution: Solution, reason: str | None) -> None:
         path = self._path(solution)
-        new = beside(path)
+        new = temporary_path(path)
         try:
             new.write_text(json.dumps({"row": solution.to_row(), "reason": reason}), encoding="utf-8")
             new.replace(path)

@@ -12,7 +12,7 @@ Start at `service/service.py: Daemon.turn`.  The rooms, in the order in which on
 
 What several rooms use:
 
-    notice.py           `daemon.json` in the home: what the daemon does, for whoever asks while it runs
+    status_file.py      `daemon.json` in the home: what the daemon does, for whoever asks while it runs
     process_output.py   the output of a child process, kept for its last line
     leftovers.py        child processes that were killed and are perhaps not gone
     timer.py            when something that is done again and again is due next

@@ -15,7 +15,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.configs.tunable import why_not
-from gemmtuned.db.rows import LOOK_UP_AGAIN, Part, Rows, current_stamps, stamp_rows
+from gemmtuned.db.row_ids import LOOK_UP_AGAIN, Part, Rows, current_stamps, stamp_rows
 
 _CURRENT: Final = """
 UPDATE environment_stamp SET current = 1 WHERE environment_id = ? AND backend = ? AND kernel = ? AND stamp = ?

@@ -17,7 +17,7 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import COLUMNS
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
-from gemmtuned.db.rows import rows
+from gemmtuned.db.row_ids import rows
 from gemmtuned.db.sightings import HOURS
 
 T = TypeVar("T")

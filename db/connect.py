@@ -21,7 +21,7 @@ from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.processes import own_process
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity

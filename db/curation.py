@@ -12,7 +12,7 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
 from gemmtuned.db.leases import current_generation
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, look_up_keys, rows, us
+from gemmtuned.db.row_ids import SOLUTION_SELECT, Part, look_up_keys, rows, us
 from gemmtuned.db.sightings import HOURS
 from gemmtuned.db.solutions import HOLD, RETIRE, SERVING, raise_generation, solutions_of
 

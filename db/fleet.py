@@ -16,7 +16,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution
 from gemmtuned.db.leases import Work, known_ids
-from gemmtuned.db.rows import Part, rows, us
+from gemmtuned.db.row_ids import Part, rows, us
 
 ALONE_US: Final = 3_600_000_000  # a fleet nobody has synced with for so long holds nothing back
 LOW: Final = 3  # units claimed and not begun: with fewer the next sync is asked to claim more

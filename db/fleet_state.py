@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.db.ask import ask
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 
 _STATE: Final = """
 SELECT url, live_until_us, live_until_us > :now AS reached,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.db.fleet import ForeignResult, Unit
 from gemmtuned.db.leases import CLOCK_SLACK_US, DAY_US, STALE_US, rank
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, solution_of, us
+from gemmtuned.db.row_ids import PROBLEM_COLUMNS, Part, problem_of, rows, solution_of, us
 
 _CLAIM: Final = """
 INSERT INTO fleet_claim (problem_id, environment_id, covers, ours, path, until_us) VALUES (?, ?, ?, ?, ?, ?)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gemmtuned.configs.unpatched import builtins
 from gemmtuned.db.connect import Connection, at_end
-from gemmtuned.db.rows import Rows
+from gemmtuned.db.row_ids import Rows
 from gemmtuned.db.sightings import Sightings
 
 __builtins__ = builtins

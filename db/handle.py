@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreBusy, StoreError
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.configs.unpatched import builtins, os, sleep
 from gemmtuned.db import faults, migrations, stale_log
 from gemmtuned.db.descriptors import Descriptors

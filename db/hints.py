@@ -10,7 +10,7 @@ from typing import Final
 from gemmtuned.configs.hint import Hint, plain_case
 from gemmtuned.configs.solution import Candidate, Device, Environment
 from gemmtuned.db.leases import Work
-from gemmtuned.db.rows import Part, current_stamps, plain, us
+from gemmtuned.db.row_ids import Part, current_stamps, plain, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
 MAX_NEIGHBOURS: Final = 3  # of them at most

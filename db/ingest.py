@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned._testing import faults as failpoints
-from gemmtuned.configs.beside import ENGINES, FAMILY, standing
+from gemmtuned.configs.engine_races import ENGINES, FAMILY, standing
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db.files import identity
 from gemmtuned.db.members_file import FIRST, MembersFile, StrangeFile, set_aside, signature
@@ -38,7 +38,7 @@ from gemmtuned.db.members_progress import (
     progress_of,
 )
 from gemmtuned.db.members_rows import SOON_US, Named, Names, is_valid, session_of, valid
-from gemmtuned.db.rows import Part, Rows, plain, us
+from gemmtuned.db.row_ids import Part, Rows, plain, us
 from gemmtuned.db.sightings import ADD_QUARANTINE, ADD_WANTED, ANY_GENERATION, count, keep_session
 
 log = logging.getLogger("gemmtuned.daemon")

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
-from gemmtuned.db.rows import Part, Rows
+from gemmtuned.db.row_ids import Part, Rows
 from gemmtuned.db.sightings import run_id_of
 
 KEEP_RUNS: Final = 256

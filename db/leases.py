@@ -17,7 +17,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.abilities import Abilities
-from gemmtuned.db.rows import COST, PROBLEM_COLUMNS, Part, Rows, plain, problem_of, rows, us
+from gemmtuned.db.row_ids import COST, PROBLEM_COLUMNS, Part, Rows, plain, problem_of, rows, us
 
 if TYPE_CHECKING:
     from gemmtuned.db.fleet import Gate

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.configs import beside
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs import engine_races
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate, Device, Environment
@@ -17,7 +17,7 @@ from gemmtuned.db import faults
 from gemmtuned.db.abilities import reason
 from gemmtuned.db.ask import open_to_read
 from gemmtuned.db.leases import STALE_US
-from gemmtuned.db.rows import current_stamps, rows, us
+from gemmtuned.db.row_ids import current_stamps, rows, us
 
 _FILED: Final = """
 SELECT s.*, h.key AS device
@@ -91,7 +91,7 @@ def _steps(conn: sqlite3.Connection, problem: Problem, environment: Environment)
             if (s["others"] or 0.0) > CROWDED:
                 text += f"; timed while others used {s['others']:.0%} of the device"
             if s["beside"]:
-                text += f"; raced beside {beside.shown(s['beside'])}"
+                text += f"; raced beside {engine_races.shown(s['beside'])}"
             known = {name: s[name] for name in _OF_SOLUTION}
             steps.append(_row(key, device, covers, m, chosen=chosen, why=text, **known))
             hit = hit or chosen

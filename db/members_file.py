@@ -23,7 +23,7 @@ from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.lockfile import LockFile, what_lies_there
-from gemmtuned.db.rows import PROBLEM_COLUMNS, rows
+from gemmtuned.db.row_ids import PROBLEM_COLUMNS, rows
 
 ANSWER_S: Final = 1.0  # the longest time for a query
 LOCK_S: Final = 0.05

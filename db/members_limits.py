@@ -8,7 +8,7 @@ from typing import Final
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.members_progress import DAY_US
 from gemmtuned.db.members_rows import Named, cached
-from gemmtuned.db.rows import Rows, plain
+from gemmtuned.db.row_ids import Rows, plain
 from gemmtuned.db.sightings import run_id_of
 
 NEW_A_DAY: Final = 10_000  # problems never seen before

@@ -12,7 +12,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Session
 from gemmtuned.configs.solution import Device, Environment
 from gemmtuned.db.members_file import MembersFile
-from gemmtuned.db.rows import plain, problem_of
+from gemmtuned.db.row_ids import plain, problem_of
 
 T = TypeVar("T")
 LARGEST: Final = 1 << 20  # M, N, K

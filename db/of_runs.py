@@ -11,7 +11,7 @@ from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import known_problems
 from gemmtuned.db.ask import DAY_S, ask
 from gemmtuned.db.labels import NOT_GOING
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 
 _OWN_TIME: Final = """
 SELECT run, count(*) AS processes,

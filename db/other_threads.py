@@ -11,7 +11,7 @@ from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db.ask import DAY_S, ask, of_window
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 
 # All that decides but m and the number of threads: columns that later steps bring are in it
 _BUT_THREADS: Final = "replace(',' || rest || ',', ',threads=' || threads || ',', ',')"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.db.ask import DAY_S, ask
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 
 _PHASES: Final = """
 SELECT phase, count(DISTINCT problem_id) AS problems, sum(calls) AS calls FROM phase_call

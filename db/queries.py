@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.hint import plain_case
-from gemmtuned.configs.near import did_you_mean
+from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import LIVE_STATES, Device, Solution
@@ -28,7 +28,7 @@ from gemmtuned.db.ask import DAY_S, PROBLEM, ask, on, open_to_read
 from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.look_up import explain
 from gemmtuned.db.recheck import ASKED
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 from gemmtuned.db.solutions import live_solutions
 from gemmtuned.db.traffic import WEIGHTS, coverage, covered_time, frozen, served, traffic, unfit, unraced
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, Environment
 from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, DAY_US, Work, bucket_members
-from gemmtuned.db.rows import HOLDS_HERE, PROBLEM_COLUMNS, Part, look_up_keys, problem_of, rows, stamps_here, us
+from gemmtuned.db.row_ids import HOLDS_HERE, PROBLEM_COLUMNS, Part, look_up_keys, problem_of, rows, stamps_here, us
 from gemmtuned.db.solutions import SERVES
 
 REPORTED: Final = "reported"  # a kind beside those of the column recheck: it failed in a program

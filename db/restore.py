@@ -23,7 +23,7 @@ from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
 from gemmtuned.db.leases import current_generation
-from gemmtuned.db.rows import SOLUTION_SELECT, Part, current_stamps, rows, us
+from gemmtuned.db.row_ids import SOLUTION_SELECT, Part, current_stamps, rows, us
 from gemmtuned.db.solutions import INSERT, LIVE, RETIRE, raise_generation, solutions_of
 
 T = TypeVar("T")

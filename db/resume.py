@@ -12,7 +12,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.abilities import reason
 from gemmtuned.db.leases import STALE_US
-from gemmtuned.db.rows import PROBLEM_COLUMNS, Part, problem_of, rows, us
+from gemmtuned.db.row_ids import PROBLEM_COLUMNS, Part, problem_of, rows, us
 
 _WAITING: Final = """
 SELECT e.key AS environment, h.key AS device, count(DISTINCT u.unit_id) AS units,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gemmtuned.db.labels import Labels
-from gemmtuned.db.rows import Part, Rows, us
+from gemmtuned.db.row_ids import Part, Rows, us
 from gemmtuned.db.sightings import ADD_RECENT, HOURS
 
 KEEP_HOURS: Final = 24  # hours of days that ended less than this ago stay

@@ -11,7 +11,7 @@ from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.configs.tunable import why_not
 from gemmtuned.configs.unpatched import builtins
-from gemmtuned.db.rows import Part, Rows, plain, us
+from gemmtuned.db.row_ids import Part, Rows, plain, us
 
 __builtins__ = builtins
 

@@ -15,7 +15,17 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Environment, Solution
 from gemmtuned.db.leases import Work, current_generation, drop_lease
-from gemmtuned.db.rows import HOLDS_HERE, SOLUTION_SELECT, Part, look_up_keys, plain, rows, solution_of, stamps_here, us
+from gemmtuned.db.row_ids import (
+    HOLDS_HERE,
+    SOLUTION_SELECT,
+    Part,
+    look_up_keys,
+    plain,
+    rows,
+    solution_of,
+    stamps_here,
+    us,
+)
 
 CLEARED_US: Final = 86_400_000_000  # for so long after our own run cleared a solution, reports on it are ignored
 RIVALS: Final = f"""

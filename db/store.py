@@ -1,7 +1,7 @@
 """The store as programs and the daemon use it: one object over one SQLite file.
 
 Its parts are attributes, each named as its file: `store.leases.lease_next` is in leases.py.  The parts share one
-connection (connect.py: how the file is opened, locked and mended) and the row ids that are known (rows.py).
+connection (connect.py: how the file is opened, locked and mended) and the row ids that are known (row_ids.py).
 What people read is asked in queries.py.
 """
 
@@ -22,7 +22,7 @@ from gemmtuned.db.recheck import Recheck
 from gemmtuned.db.restore import Restore
 from gemmtuned.db.resume import Resume, State
 from gemmtuned.db.rollup import RollUp
-from gemmtuned.db.rows import MAX_REMEMBERED, Rows
+from gemmtuned.db.row_ids import MAX_REMEMBERED, Rows
 from gemmtuned.db.sightings import Sightings
 from gemmtuned.db.solutions import Solutions
 from gemmtuned.db.trials import Trials

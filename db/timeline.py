@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.db import queries
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 
 _TRIED: Final = """
 SELECT h.key AS device, t.started_us / :each AS slot, count(*) AS trials, count(DISTINCT t.problem_id) AS problems

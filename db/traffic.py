@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.db.ask import DAY_S, PROBLEM, ask, of_window
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 
 WEIGHTS: Final = {"calls": "calls", "flops": "flops", "time": "time_us"}
 # by: (columns named, grouped by); the views coverage* say the same for the last 24 h

@@ -8,7 +8,7 @@ from typing import Final
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment
 from gemmtuned.db.leases import Work, known_ids
-from gemmtuned.db.rows import Part, plain, stamps_here
+from gemmtuned.db.row_ids import Part, plain, stamps_here
 
 DEADLY: Final = 2  # problems on which a candidate killed its worker: with this source and these versions it is poison
 _TRIAL: Final = """

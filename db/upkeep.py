@@ -14,7 +14,7 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import temporary_path
 from gemmtuned.configs.unpatched import sleep
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
@@ -250,7 +250,7 @@ def backup(path: Path, to: Path, *, timeout_s: float) -> Path:
     """Write a consistent copy, while others go on writing. `to`: a file, or a folder to name one in. Returns it."""
     if to.is_dir():
         to = to / f"{path.stem}-{datetime.fromtimestamp(clock.now_s(), timezone.utc):%Y%m%dT%H%M%SZ}{path.suffix}"
-    temporary = beside(to)
+    temporary = temporary_path(to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)

@@ -14,10 +14,10 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gemmtuned.configs.beside import BACKENDS, ENGINES, is_outdated
+from gemmtuned.configs.engine_races import BACKENDS, ENGINES, is_outdated
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db.recheck import HERE
-from gemmtuned.db.rows import HOLDS_HERE, Part, stamps_here, us
+from gemmtuned.db.row_ids import HOLDS_HERE, Part, stamps_here, us
 
 # s: a live solution whose problem is called by an operator of :engines, [operator, backend, version], and that was not
 # raced beside that backend in that version

@@ -22,7 +22,7 @@ import operator_list
 
 from gemmtuned import cli
 from gemmtuned.configs import errors
-from gemmtuned.configs.beside import ENGINES as COMPARED
+from gemmtuned.configs.engine_races import ENGINES as COMPARED
 from gemmtuned.configs.variables import AITER_CONFIGS, VARIABLES
 from gemmtuned.db import migrations, queries
 from gemmtuned.hooks.engine_operators import UNSEEN, Operator, operators

@@ -31,7 +31,7 @@ def autoload() -> None:
             follow(hook.settings.patches)
     except Exception as err:
         try:
-            from gemmtuned.configs.say import say
+            from gemmtuned.configs.stderr_lines import say
 
             say(f"not active, the program runs on stock torch: {err}. See: gemmtuned doctor")
         except Exception:  # noqa: S110  a broken installation: `import torch` must go on, even without a message

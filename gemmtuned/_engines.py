@@ -27,7 +27,7 @@ def _install(engine: str) -> None:
         import_module(f"gemmtuned.hooks.engines.{engine}").install()
     except Exception as err:
         try:
-            from gemmtuned.configs.say import say
+            from gemmtuned.configs.stderr_lines import say
 
             say(f"the plugin for {engine} is not active, the engine runs as without it: {err}")
         except Exception:  # noqa: S110  the engine is worth more than a word

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Final, Protocol, cast
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.hooks import followers
 from gemmtuned.hooks.imports import importing
 

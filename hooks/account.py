@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.say import say_line, tell
 from gemmtuned.configs.settings import unknown_variables
+from gemmtuned.configs.stderr_lines import say_line, tell
 from gemmtuned.configs.unpatched import builtins
 from gemmtuned.hooks import engines, frozen_layers, phase, ranks
 from gemmtuned.hooks.dispatch import ident_of, solution_of

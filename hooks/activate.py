@@ -11,21 +11,21 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmtuned.configs import clock, key
+from gemmtuned.configs.change_queue import ChangeQueue
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.frame_lock import Running
 from gemmtuned.configs.processes import own_process
-from gemmtuned.configs.say import after_fork as say_after_fork
-from gemmtuned.configs.say import begin, say
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
-from gemmtuned.configs.turns import Turns
+from gemmtuned.configs.stderr_lines import after_fork as say_after_fork
+from gemmtuned.configs.stderr_lines import begin, say
 from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks import dispatch, ends, imports, phase, ranks, watch
 from gemmtuned.hooks.background import Fork, when_untold
 from gemmtuned.hooks.flush import never_again
 from gemmtuned.hooks.hook import Hook, close_inherited
+from gemmtuned.hooks.log_handler import speak_up
 from gemmtuned.hooks.native.our_thread import python_forks
-from gemmtuned.hooks.notice import speak_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ __builtins__ = builtins
 
 _getframe = sys._getframe
 _hook: Hook | None = None
-_turns = Turns()  # for changes of _hook; torch is imported before one begins, since torch calls activate()
+_changes = ChangeQueue()  # for changes of _hook; torch is imported before one begins, since torch calls activate()
 _tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
 _halves: list[Hook] = []  # half switched on or off; an exception from a signal's handler may end either at any point
 _forking = threading.local()  # .paused: a _Paused for each fork that this thread is in; a hook before one may fork
@@ -60,7 +60,7 @@ def activate(
     except Exception as err:
         _note_trouble(err)
         raise
-    return _turns.make(lambda: _activate(settings, capture, dispatch))
+    return _changes.make(lambda: _activate(settings, capture, dispatch))
 
 
 def _activate(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
@@ -118,7 +118,7 @@ def enable(*, capture: bool, dispatch: bool) -> None:
 
 def deactivate() -> None:
     """Take every patch back and flush."""
-    _turns.make(_switch_off)
+    _changes.make(_switch_off)
 
 
 def _switch_off() -> None:
@@ -344,11 +344,11 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork() -> None:
-    global _turns, _process
+    global _changes, _process
     paused, _process = _was_paused(_getframe().f_back), own_process()
     for fork in _forks():
         fork.how = None  # the thread that it has ended is the parent's
-    _turns = Turns()
+    _changes = ChangeQueue()
     if any(half.in_store for half in _halves):
         never_again("it was forked in the middle of a flush")
     for half in _halves:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.frame_lock import FrameLock, Running
-from gemmtuned.configs.say import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
+from gemmtuned.configs.stderr_lines import Once, our_thread, our_thread_ends, our_thread_is_nobody, say
 from gemmtuned.configs.unpatched import allocate_lock, builtins, os, signal, sleep
 
 if TYPE_CHECKING:

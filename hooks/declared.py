@@ -23,7 +23,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.key import family_code
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.problem import OTHERS_FAMILY
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.hooks.overrides import schema_of
 
 log = logging.getLogger("gemmtuned.hooks")

@@ -19,7 +19,7 @@ from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.packed import pack, unpack
 from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import FAMILIES, Problem
-from gemmtuned.configs.rows import ROWS
+from gemmtuned.configs.rows_config import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, LIVE_STATES, Environment, Solution
 from gemmtuned.configs.tunable import is_scaled_grouped
 from gemmtuned.hooks.imports import importing

@@ -38,7 +38,8 @@ class Operator:
     `opaque` for a packed weight, `opaque batched` for one per matrix of x [B, M, K], `weights` for [N, K] of which only
     the weight is quantised, `pairs` for [N, K / 2] of two numbers a byte, as X holds them.
     routed: calls that torch's own product could take may be served by the solutions for it; where it is an engine's, by
-    those that have won over its own kernel.  engine: its place among those of configs/beside.py, from 1; 0: it is none.
+    those that have won over its own kernel.
+    engine: its number among those of configs/engine_races.py, from 1; 0: it is none.
     """
 
     schema: str

@@ -23,10 +23,10 @@ from gemmtuned.configs.errors import GemmtunedError, StoreBusy
 from gemmtuned.configs.frame_lock import FrameLock, Running
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.processes import pid_namespace
-from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
+from gemmtuned.configs.stderr_lines import Once, tell
 from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks import phase
 from gemmtuned.hooks.as_guest import root, stay_out, streams_kept

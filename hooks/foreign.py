@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gemmtuned.configs.frame_lock import FrameLock
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.hooks.declared import Declaration, Declared
 from gemmtuned.hooks.engine_operators import FORMS, UNSEEN, Operator
 from gemmtuned.hooks.engine_operators import operators as all_operators

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.configs.unpatched import builtins
 from gemmtuned.hooks import followers, frozen_layers
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.frame_lock import FrameLock
-from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import BATCH_INVARIANT, Settings, batch_invariance
+from gemmtuned.configs.stderr_lines import Once, tell
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import Breaker
 from gemmtuned.hooks.compiled import Compiled
@@ -104,7 +104,7 @@ class Patches:
                 return
             self.look_at_s = None
             # the table must not change between giving it to the library and using that
-            self._tables.turns.make(lambda: self._put_in(found))
+            self._tables.changes.make(lambda: self._put_in(found))
         except (GemmtunedError, OSError) as err:
             self.note = f"nothing is counted or routed: {err}"
 

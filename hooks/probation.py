@@ -33,11 +33,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.frame_lock import FrameLock
-from gemmtuned.configs.moment import moment
+from gemmtuned.configs.human_units import moment
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import temporary_path
 from gemmtuned.configs.unpatched import os
 
 TRIAL_S: Final = 60.0
@@ -261,7 +261,7 @@ def _collect(folder: Path) -> None:
         with suppress(OSError):
             if mark.evidence:
                 folder.mkdir(parents=True, exist_ok=True)
-                unseen = beside(folder / path.name)
+                unseen = temporary_path(folder / path.name)
                 try:
                     failpoints.point("probation.write")
                     unseen.write_bytes(mark.text)

@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import MANIFEST
+from gemmtuned.configs.stderr_lines import tell
 
 if TYPE_CHECKING:
     from typing import TypeGuard

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.configs.unpatched import sleep
 
 log = logging.getLogger("gemmtuned.hooks")

@@ -16,14 +16,14 @@ from gemmtuned.configs.launch import KernelLaunch, Launch, LibraryLaunch, Operat
 from gemmtuned.configs.launch_values import of_operands
 from gemmtuned.configs.manifest import read_binary
 from gemmtuned.configs.packed import unpack
-from gemmtuned.configs.rows import ROWS, read_rows
-from gemmtuned.configs.say import tell
+from gemmtuned.configs.rows_config import ROWS, read_rows
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.hooks.dispatch import NATIVE_CODES, OPERATOR_CODE, Table, ident_of, padded
 from gemmtuned.hooks.native import Native
 from gemmtuned.hooks.native.launches import conditions, kernel_launch, library_launch, operator_call
-from gemmtuned.hooks.native.rows import Row
 from gemmtuned.hooks.native.structures import RowBlocks
+from gemmtuned.hooks.native.table_rows import Row
 from gemmtuned.hooks.overrides import schema_of
 from gemmtuned.hooks.unserved import engines_of
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from gemmtuned.configs.aiter_columns import torch_name
 from gemmtuned.configs.padding import padded_m
-from gemmtuned.configs.say import say_line
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Device, Solution
+from gemmtuned.configs.stderr_lines import say_line
 from gemmtuned.hooks.dispatch import Table
 
 MAX_TOLD: Final = 65_536  # selections remembered; beyond it nothing more is logged

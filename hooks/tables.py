@@ -1,6 +1,6 @@
 """The table in use: published solutions and the user's own rows, given to the native library whole, on probation first.
 
-Changes are made one at a time, by `turns`.  The hook's thread makes them, and so do callers of gemmtuned.reload() and
+Changes are made one at a time, by `changes`.  The hook's thread makes them, and so do callers of gemmtuned.reload() and
 load_config.
 """
 
@@ -14,11 +14,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
+from gemmtuned.configs.change_queue import ChangeQueue
 from gemmtuned.configs.packed import Solutions, unpack
-from gemmtuned.configs.say import tell
 from gemmtuned.configs.settings import Settings, UserTables
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Solution
-from gemmtuned.configs.turns import Turns
+from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.imports import importing
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gemmtuned.configs.verdicts import Verdicts
-    from gemmtuned.hooks.beats import Beats
+    from gemmtuned.hooks.heartbeat_writer import Beats
     from gemmtuned.hooks.native import Native
-    from gemmtuned.hooks.native.rows import Row
+    from gemmtuned.hooks.native.table_rows import Row
     from gemmtuned.hooks.probation import Probation
     from gemmtuned.hooks.routes import Routes
     from gemmtuned.hooks.user_tables import UserLoader
@@ -75,7 +75,7 @@ class _Late:
         """The page that says that this process runs products."""
         if self._beats is None:
             with importing():
-                from gemmtuned.hooks.beats import Beats
+                from gemmtuned.hooks.heartbeat_writer import Beats
 
             self._beats = Beats()
         return self._beats
@@ -129,7 +129,7 @@ class Tables(_Late):
         self.failed: dict[int, str] = {}  # id of a route that failed -> why
         self.refused = ""  # why the newest generation is not used
         self.loader = Loader(settings.config_dir)
-        self.turns = Turns()  # a signal handler may ask for a reload during one
+        self.changes = ChangeQueue()  # a signal handler may ask for a reload during one
         self._newest: tuple[int, Solutions] | None = None  # generation and solutions, as published
         self._unchecked = Solutions()
 
@@ -141,7 +141,7 @@ class Tables(_Late):
         """In a forked child: replace what the parent's threads may have held."""
         if self._beats is not None:
             self._beats.after_fork()
-        self.turns = Turns()
+        self.changes = ChangeQueue()
         self.loader = Loader(self._settings.config_dir)
         if self._probation is not None:
             self._probation.after_fork()
@@ -193,14 +193,14 @@ class Tables(_Late):
             self.beats.follow(self._library.native, self.built_for)
         newest = self._newest
         if newest is not None and not self.is_built():
-            self.turns.make(lambda: self.use(*(self._newest or newest)))
+            self.changes.make(lambda: self.use(*(self._newest or newest)))
 
     def reload(self) -> int | None:
         """Take up the newest table; its generation, or None when there was nothing newer.
 
         None, too, in the middle of a reload by the same thread: then the newest is taken up right after that one.
         """
-        return self.turns.make(self._reload)
+        return self.changes.make(self._reload)
 
     def _reload(self) -> int | None:
         loaded = self.loader.load(newer_than=self.table.generation)
@@ -230,7 +230,7 @@ class Tables(_Late):
             if generation != self.table.generation:
                 self.use(generation, Solutions(Solution.from_row(json.loads(row)) for row in rows))
 
-        self.turns.make(take)
+        self.changes.make(take)
 
     def refuses(self, generation: int) -> bool:
         """Whether too many processes of this run have died of this generation; says so once."""
@@ -253,7 +253,7 @@ class Tables(_Late):
         if (self._settings.reload_by_ranks and ranks.several()) or not self.refuses(generation):
             return
         self.probation.give_up()
-        self.turns.make(lambda: self.use(0, ()))
+        self.changes.make(lambda: self.use(0, ()))
 
     def use(self, generation: int, solutions: Iterable[Solution]) -> int:
         """Make these solutions the table in use; called during a turn."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.beside import BACKENDS, ENGINES, FIRST_OF_GOOD, OPERANDS, OPERATORS, standing
+from gemmtuned.configs.engine_races import BACKENDS, ENGINES, FIRST_OF_GOOD, OPERANDS, OPERATORS, standing
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND
 from gemmtuned.hooks.dispatch import Table, installed_version

@@ -15,9 +15,9 @@ from pathlib import Path
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.numbers import rows_are
 from gemmtuned.configs.packed import Solutions, pack, unpack
-from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Solution
+from gemmtuned.configs.stderr_lines import Once, tell
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.pace import in_slices
 

@@ -19,8 +19,8 @@ from gemmtuned.configs import clock
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.numbers import rows_are
 from gemmtuned.configs.packed import Solutions
-from gemmtuned.configs.say import Once, tell
 from gemmtuned.configs.settings import MANIFEST
+from gemmtuned.configs.stderr_lines import Once, tell
 from gemmtuned.configs.unpatched import allocate_lock, os
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.inotify import Events

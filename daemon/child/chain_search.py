@@ -19,9 +19,9 @@ from typing import Final
 import torch
 
 from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.problem import CHAIN_M, Problem
-from gemmtuned.configs.rows import ROWS
+from gemmtuned.configs.rows_config import ROWS
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Environment, Solution
 from gemmtuned.daemon.child.chain_proof import A_FEW, prove
 from gemmtuned.daemon.child.checks import Wrong

@@ -2,7 +2,7 @@
 
 A program that calls an engine's operator runs the engine's kernel, not torch's product.  So the winner is raced with
 each such kernel that ran in the screening, at every member and in earnest; the verdict says what came of it, by which
-programs decide whose calls it serves (configs/beside.py).
+programs decide whose calls it serves (configs/engine_races.py).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from gemmtuned.configs.beside import BACKENDS as ENGINES
-from gemmtuned.configs.beside import FAMILY, Peer, text_of
+from gemmtuned.configs.engine_races import BACKENDS as ENGINES
+from gemmtuned.configs.engine_races import FAMILY, Peer, text_of
 from gemmtuned.configs.errors import CandidateFailed, TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment

@@ -31,7 +31,7 @@ class Entrant:
     """A candidate that may win: its kernels and races by member.
 
     gain: as screened.  launch: where the backend has records, once its binary is where the daemon publishes from.
-    beside: engines' kernels that it has raced with, once it has (configs/beside.py).
+    beside: engines' kernels that it has raced with, once it has (configs/engine_races.py).
     """
 
     candidate: Candidate

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gemmtuned.configs import beside
+from gemmtuned.configs import engine_races
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
@@ -82,7 +82,7 @@ class Screening:
                 self._trials.report(candidate, "screen", "refused", started, note=first_line(err))
                 self._arms.forget(candidate)
                 continue
-            if candidate.backend in beside.BACKENDS:
+            if candidate.backend in engine_races.BACKENDS:
                 self.timed.append(Entrant(candidate, kernels, gain))
             good = gain > _HOPELESS
             self._trials.report(

@@ -1,8 +1,8 @@
 """Programs that hold a GPU open, and whether they use the CPU: a sign of life where the driver names no processes.
 
 A server cannot launch GPU work without CPU time, and a quiet one takes next to none.  Some poll the CPU: of a hooked
-program its own word decides, once it has said that it runs products (beats.py).  Seen are the processes whose
-open files we may list: our own user's, all of them for root, and never those of another container.
+program its own word decides, once it has said that it runs products (heartbeat_reader.py).  Seen are the processes
+whose open files we may list: our own user's, all of them for root, and never those of another container.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from gemmtuned.daemon.device.beats import beats_of
+from gemmtuned.daemon.device.heartbeat_reader import beats_of
 from gemmtuned.daemon.device.process_use import named
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms

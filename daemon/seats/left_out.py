@@ -26,8 +26,8 @@ from typing import Final
 
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings
-from gemmtuned.daemon.notice import MOST_NUMBER, replace_file
 from gemmtuned.daemon.protocol.wire import Hello, LeftOut, Message
+from gemmtuned.daemon.status_file import MOST_NUMBER, replace_file
 from gemmtuned.db.lockfile import LockFile
 
 logger = logging.getLogger("gemmtuned.daemon")

@@ -18,7 +18,6 @@ from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.device_lock import Lock
 from gemmtuned.daemon.device.devices import Monitor
-from gemmtuned.daemon.notice import SeatNotice
 from gemmtuned.daemon.seats.asking import Asking
 from gemmtuned.daemon.seats.job import Job, State, tell_death
 from gemmtuned.daemon.seats.keeper import Keeper
@@ -27,6 +26,7 @@ from gemmtuned.daemon.seats.outbox import Outbox
 from gemmtuned.daemon.seats.view import Patience, View
 from gemmtuned.daemon.seats.work_queue import WorkQueue
 from gemmtuned.daemon.seats.worker import Tuner
+from gemmtuned.daemon.status_file import SeatNotice
 
 logger = logging.getLogger("gemmtuned.daemon")
 

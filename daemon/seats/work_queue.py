@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from gemmtuned.configs.beside import installed
+from gemmtuned.configs.engine_races import installed
 from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import CROWDED, DEFAULT_BACKEND, Candidate, Environment, Solution

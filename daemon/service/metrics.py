@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 from gemmtuned.configs.errors import GemmtunedError, SettingError
 
 if TYPE_CHECKING:
-    from gemmtuned.daemon.notice import Notice
     from gemmtuned.daemon.seats.seat import Solved
+    from gemmtuned.daemon.status_file import Notice
 
 logger = logging.getLogger("gemmtuned.daemon")
 

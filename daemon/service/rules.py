@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gemmtuned.configs.errors import SettingError
-from gemmtuned.configs.moment import moment
+from gemmtuned.configs.human_units import moment
 from gemmtuned.configs.numbers import decimal, whole
 from gemmtuned.configs.read_file import read_small
-from gemmtuned.daemon.notice import replace_file
+from gemmtuned.daemon.status_file import replace_file
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.device.devices import Monitor

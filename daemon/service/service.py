@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.configs.beside import installed
+from gemmtuned.configs.engine_races import installed
 from gemmtuned.configs.errors import StoreError, TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.shipped import shipped
@@ -29,7 +29,7 @@ from gemmtuned.daemon.service.telling import Telling
 from gemmtuned.daemon.service.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from gemmtuned.daemon.notice import Notice
+    from gemmtuned.daemon.status_file import Notice
     from gemmtuned.db.store import Store
 
 logger = logging.getLogger("gemmtuned.daemon")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.daemon.device.advice import advice
-from gemmtuned.daemon.notice import Notice, SeatNotice, write_notice
+from gemmtuned.daemon.status_file import Notice, SeatNotice, write_notice
 from gemmtuned.daemon.timer import Timer
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gemmtuned.configs.errors import GemmtunedError, StoreBusy, StoreError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing.beside_the_loop import Publishing
-from gemmtuned.daemon.publishing.laid import Laid
 from gemmtuned.daemon.publishing.prune import prune
+from gemmtuned.daemon.publishing.published_folder import PublishedFolder
 from gemmtuned.daemon.service.caretaker import Caretaker
 from gemmtuned.daemon.timer import Timer
 
@@ -55,7 +55,7 @@ class Upkeep:
         self.elsewhere: list[dict[str, Any]] = []
         self.caretaker = Caretaker(store)
         self.publishing = Publishing(store, settings)
-        self._laid = Laid(settings.config_dir)
+        self._published_folder = PublishedFolder(settings.config_dir)
         self._store, self._settings, self._quiet = store, settings, quiet
         self._stopping = self._full = False
         self._look, self._publish_again, self._checkpoint, self._look_around = Timer(), Timer(), Timer(), Timer()
@@ -165,7 +165,7 @@ class Upkeep:
         if self.publishing.runs:
             self._look.hurry()  # looked after at the next turn
             return
-        if self._laid.changed():  # by another publisher, or by hand
+        if self._published_folder.changed():  # by another publisher, or by hand
             self.generation = -1
         if self._store.solutions.generation() != self.generation:
             if not self._publish_again.is_due(now_s):
@@ -178,7 +178,7 @@ class Upkeep:
         done = self.publishing.result()
         if done is not None:
             self.generation = done
-            self._laid.keep()
+            self._published_folder.keep()
             # Tables are written whole: with thousands of solutions, several verdicts share one publication
             self._publish_again.wait_until(now_s + 10 * self.publishing.took_s)
 

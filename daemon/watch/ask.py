@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.errors import TryLater
-from gemmtuned.daemon.notice import checked
+from gemmtuned.daemon.status_file import checked
 from gemmtuned.daemon.watch.server import FILE, SCHEMA, short
 
 ANSWER_S: Final = 2.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psutil
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.daemon.notice import SeatNotice
+from gemmtuned.daemon.status_file import SeatNotice
 from gemmtuned.daemon.watch.users import Users
 from gemmtuned.db import queries, watched
 

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gemmtuned.daemon.notice import Notice
+from gemmtuned.daemon.status_file import Notice
 from gemmtuned.daemon.watch.looks import Looks
 from gemmtuned.db.lockfile import lies_at
 

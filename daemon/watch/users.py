@@ -11,7 +11,7 @@ import psutil
 
 from gemmtuned.daemon.device.neighbours import gpu_holders
 from gemmtuned.daemon.device.process_use import cpu_seconds, name_of_process
-from gemmtuned.daemon.notice import SeatNotice
+from gemmtuned.daemon.status_file import SeatNotice
 
 MOST: Final = 5  # names for each device
 LEAST: Final = 0.02  # of a core: less is not worth a name

@@ -159,7 +159,7 @@ def _bar(home: Path, db: Path) -> Iterator[None]:
 
 
 def _watch(home: Path, db: Path, tell: Tell, done: threading.Event) -> None:
-    from gemmtuned.daemon.notice import read_notice
+    from gemmtuned.daemon.status_file import read_notice
     from gemmtuned.db import queries
 
     while not done.wait(_LOOK_S):

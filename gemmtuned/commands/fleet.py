@@ -15,7 +15,7 @@ from gemmtuned.commands.fleet_export import export
 from gemmtuned.commands.fleet_tables import check, init
 from gemmtuned.commands.options import DryRun, Json, LogLevel, chosen, settings, start_logging
 from gemmtuned.configs.errors import SettingError, TryLater
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.settings import Settings
 from gemmtuned.reports.progress import progress
 from gemmtuned.reports.render import TIMES, Column, Report, Table, complain, several, show

@@ -16,13 +16,13 @@ import typer
 from gemmtuned.arguments import Command
 from gemmtuned.commands import completing
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.near import did_you_mean
+from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.numbers import decimal, signed
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.problem import MAX_THREADS, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.spelling import SPELLED
-from gemmtuned.hooks.notice import Stderr
+from gemmtuned.hooks.log_handler import Stderr
 
 if TYPE_CHECKING:
     from gemmtuned.reports.problem_list import Shape

@@ -9,8 +9,8 @@ import typer
 
 from gemmtuned.commands.options import Json, seconds, settings
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.human_units import moment
 from gemmtuned.configs.manifest import make_folder, write_whole
-from gemmtuned.configs.moment import moment
 from gemmtuned.daemon.service.rules import PAUSED
 from gemmtuned.reports.render import Report, show
 

@@ -112,7 +112,7 @@ def _bytes_of(path: Path) -> int:
 
 def _refuse_while_in_use(here: Settings) -> None:
     """Raise TryLater where a daemon or a program would go on writing what is removed."""
-    from gemmtuned.daemon.notice import read_notice
+    from gemmtuned.daemon.status_file import read_notice
 
     notice = read_notice(here.home)
     if notice and notice["running"]:

@@ -66,7 +66,7 @@ def _answer(here: Settings) -> Report:
         tables = ("devices", "sessions", "environments")
         off = here.switched_off
         return no_database("status", here, *tables, **nothing, switched_off=off)
-    from gemmtuned.daemon.notice import read_notice
+    from gemmtuned.daemon.status_file import read_notice
     from gemmtuned.db import queries
     from gemmtuned.db.fleet_state import fleet_state
 

@@ -17,7 +17,7 @@ from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.read_file import read_regular, read_small
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import slug
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import temporary_path
 
 DIGITS: Final = "fleet-host"  # file of the home
 MIN_KEY: Final = 16  # bytes
@@ -57,7 +57,7 @@ def _digits(path: Path) -> str:
     if re.fullmatch("[0-9a-f]{8}", found):
         return found
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = beside(path)
+    new = temporary_path(path)
     try:
         new.write_text(secrets.token_hex(4))
         os.link(new, path)  # of two that begin at once one wins

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gemmtuned.configs.errors import SettingError
-from gemmtuned.configs.near import nearest
+from gemmtuned.configs.nearest_word import nearest
 from gemmtuned.fleet.buckets import BucketObjects
 from gemmtuned.fleet.hugging_face import HubObjects
 from gemmtuned.fleet.objects import Objects

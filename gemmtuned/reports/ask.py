@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gemmtuned.configs.errors import SettingError
-from gemmtuned.configs.near import did_you_mean
+from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.human_units import moment
 from gemmtuned.configs.manifest import read_manifest, read_table
-from gemmtuned.configs.moment import moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.faults import no_locks
 from gemmtuned.db.files import is_network

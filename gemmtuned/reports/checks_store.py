@@ -10,7 +10,7 @@ from typing import Final
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.advice import advice
-from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.handle import LONG_LOG_BYTES
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.moment import duration, span
+from gemmtuned.configs.human_units import duration, span
 from gemmtuned.hooks.compiled_notes import CPP_WRAPPER
 from gemmtuned.reports.own_time import COLUMNS, crowded_notes
 from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, flops, more, percent, several

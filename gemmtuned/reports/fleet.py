@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Candidate
 from gemmtuned.fleet import views
 from gemmtuned.fleet.objects import Objects

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.beside import peers_of
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.engine_races import peers_of
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate
 from gemmtuned.configs.spelling import SPELLED
 from gemmtuned.reports.render import (

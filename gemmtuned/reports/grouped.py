@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.reports.layers import BEST, name_of
 from gemmtuned.reports.render import Column, Report, Row, Table, count, factor, more
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gemmtuned.configs.moment import duration, span
+from gemmtuned.configs.human_units import duration, span
 from gemmtuned.reports.coverage import estimated, frozen_notes
 from gemmtuned.reports.render import Column, Report, Table, against_stock, count, factor, more, percent, several
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gemmtuned.configs.moment import moment
+from gemmtuned.configs.human_units import moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.seats.left_out import FILE, read
 from gemmtuned.kernels.other_packages import is_named

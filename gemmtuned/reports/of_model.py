@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.reports.layers import by_size, gain_of_all, layers
 from gemmtuned.reports.render import against_stock, clean, count, factor, percent
 

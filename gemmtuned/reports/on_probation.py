@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from gemmtuned.configs.moment import moment
+from gemmtuned.configs.human_units import moment
 from gemmtuned.hooks.probation import without
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.solution import CROWDED
 from gemmtuned.reports.render import Column, Row, factor, percent
 

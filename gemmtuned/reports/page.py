@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned import __version__
-from gemmtuned.configs.moment import duration, span
+from gemmtuned.configs.human_units import duration, span
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
 from gemmtuned.db.rollup import hours_of

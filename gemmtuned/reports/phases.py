@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmtuned.configs.moment import span
+from gemmtuned.configs.human_units import span
 from gemmtuned.reports.render import Row, count, several
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.reports.render import clean, complain, terminal
 
 Tell = Callable[[int, int, str], None]  # (done, total, what is at work now)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from gemmtuned.configs.moment import duration, three
+from gemmtuned.configs.human_units import duration, three
 from gemmtuned.configs.settings import no_color
 
 if TYPE_CHECKING:

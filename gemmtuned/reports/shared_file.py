@@ -21,7 +21,7 @@ from typing import Final
 
 from gemmtuned.configs.aiter_csv import MAX_BYTES
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.temporary import beside, take_place
+from gemmtuned.configs.temporary import take_place, temporary_path
 
 KEEP_S: Final = 5.0  # that a file which was replaced is watched: an editor that had it open has written by then
 WAIT_S: Final = 30.0  # for another tuner's write, which takes milliseconds
@@ -132,7 +132,7 @@ class Watched:
 
         What was added to the same file meanwhile is seen by written_after.
         """
-        new = beside(path)
+        new = temporary_path(path)
         write(new)
         now = self._now
         try:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmtuned.configs.processes import is_stopped
-from gemmtuned.daemon.notice import STALE_NOTICE_S
 from gemmtuned.daemon.seats.work_queue import is_of_here
+from gemmtuned.daemon.status_file import STALE_NOTICE_S
 from gemmtuned.reports.render import age
 
 

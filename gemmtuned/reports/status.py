@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.moment import duration, moment
+from gemmtuned.configs.human_units import duration, moment
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.service.rules import paused_until

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gemmtuned.configs.beside import ENGINES, peers_of
+from gemmtuned.configs.engine_races import ENGINES, peers_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.reports.render import Row, several

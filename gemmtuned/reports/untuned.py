@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, more
 
 _STATES: Final = ("queued", "leased", "failed", "stale", "untunable")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.device.advice import RESTS, advice
 from gemmtuned.reports.render import age, clean, count, factor, percent, several

@@ -3,7 +3,7 @@
 c_api.cpp     what is compiled, with the C interface; each header says what it is of
 build.py      compiles it, with the user's own torch and compiler
 records.py    what it has counted
-rows.py       what it takes of a table; structures.py: of routes, which launches.py fills from launch records
+table_rows.py what it takes of a table; structures.py: of routes, which launches.py fills from launch records
 library.py    calls into it
 """
 
@@ -21,7 +21,7 @@ from gemmtuned.hooks.native.records import (
 )
 
 if TYPE_CHECKING:
-    from gemmtuned.hooks.native.rows import Row as Row
+    from gemmtuned.hooks.native.table_rows import Row as Row
 
 __all__ = (
     "CAPTURE",
@@ -39,9 +39,9 @@ __all__ = (
 
 
 def __getattr__(name: str) -> Any:
-    """`Row`, of rows.py, which programs without a table never import."""
+    """`Row`, of table_rows.py, which programs without a table never import."""
     if name != "Row":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gemmtuned.hooks.native.rows import Row
+    from gemmtuned.hooks.native.table_rows import Row
 
     return Row

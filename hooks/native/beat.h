@@ -1,4 +1,4 @@
-// A page that says to others whether products run here: the daemon looks at it (daemon/device/beats.py).
+// A page that says to others whether products run here: the daemon looks at it (daemon/device/heartbeat_reader.py).
 //
 // Each thread adds to a cache line of its own with a plain load and store, so a call waits for nobody; two threads may share one
 // and lose a count, for all that is asked of the page is whether it changes. It lies in /dev/shm: a page of a disk

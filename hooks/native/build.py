@@ -31,7 +31,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings, child_env
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import temporary_path
 
 SOURCES: Final = tuple(
     sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
@@ -201,7 +201,7 @@ def _compile(path: Path, torch: Path) -> Path:
     free = shutil.disk_usage(path.parent).free
     if free < ROOM_BYTES:
         raise BuildFailed(f"{path.parent}: {free >> 10} KiB are free, a build needs {ROOM_BYTES >> 20} MiB")
-    temporary = beside(path)
+    temporary = temporary_path(path)
     command = [
         cxx, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={_abi(torch)}",
         f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}",

@@ -12,7 +12,7 @@
 
 #include "foreign.h"
 #include "install.h"
-#include "listened.h"
+#include "declared_kernel.h"
 #include "mirrored.h"
 #include "own_operators.h"
 #include "shims.h"
@@ -218,7 +218,7 @@ uint64_t gt_dropped() noexcept { return g_counters.dropped.load(); }
 // Up to `room` records of what was counted; fewer: there are no more. anew: until now, else until the last such call.
 size_t gt_drain(Record* out, size_t room, int anew) noexcept {
   return guarded(0, [&] {
-    return g_drained.fetch(out, room, anew, [](std::vector<Record>& all) {
+    return g_drain_buffer.fetch(out, room, anew, [](std::vector<Record>& all) {
       g_counters.drain(all);
       ThreadCounters* const thread = this_thread();
       g_captures.drain(all, [thread](const Problem& key) {

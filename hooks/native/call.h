@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "blame.h"
-#include "called.h"
+#include "warmed_up.h"
 #include "context.h"
 #include "live_check.h"
 #include "probation.h"
@@ -211,7 +211,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     if (C10_LIKELY(!(key.flags & GRAPH))) {
       if constexpr (!Device::on_host)
         if (seen != MISS && C10_UNLIKELY(static_cast<bool>(found.route->op)) && !by_engine)
-          g_called.add(*found.route, key);
+          g_warmed_up.add(*found.route, key);
       return;
     }
     if (!g_captures_graphs.exchange(true, std::memory_order_relaxed)) g_epoch.fetch_add(1);  // for before_captures

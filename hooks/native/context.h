@@ -9,7 +9,7 @@
 
 #include "captures.h"
 #include "counters.h"
-#include "drained.h"
+#include "drain_buffer.h"
 #include "problem.h"
 #include "routes.h"
 
@@ -61,7 +61,7 @@ inline std::atomic<const RouteTable*> g_table{new RouteTable(0)};
 inline std::atomic<uint64_t> g_epoch{1};      // raised after every swap of g_table or change of g_switches
 inline Counters& g_counters = *new Counters;  // never destroyed: threads outlive static destructors
 inline Captures& g_captures = *new Captures;
-inline Drained& g_drained = *new Drained;
+inline DrainBuffer& g_drain_buffer = *new DrainBuffer;
 
 // A thread's counters. Destructors of others' thread-local objects may call GEMMs, before and after any destructor of ours.
 // So this type has no destructor and lasts as long as its thread. The destructor of a pthread key ends it: that runs after

@@ -231,8 +231,8 @@ void foreign_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   });
 }
 
-template <class Device>
-void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);  // listened.h
+template <class Device>  // in declared_kernel.h
+void declared_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Types and names of arguments and results, without the letters that say what is written to.
 inline std::string schema_text(const c10::FunctionSchema& schema) {
@@ -280,7 +280,7 @@ bool stand_before(const std::string& name, const std::string& schema, const Fore
   foreign_count<Device> += is_new;
   try {
     ours->library->impl(name.substr(space.size() + 2).c_str(),
-                        facts.family ? torch::CppFunction::makeFromBoxedFunction<&listened_kernel<Device>>()
+                        facts.family ? torch::CppFunction::makeFromBoxedFunction<&declared_kernel<Device>>()
                                      : torch::CppFunction::makeFromBoxedFunction<&foreign_kernel<Device>>());
   } catch (...) {
     if (!is_called<Device>(

@@ -23,8 +23,8 @@ from gemmtuned.hooks.native.records import HOW, LAYOUT, GtFailure, PackedProblem
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
 
 if TYPE_CHECKING:
-    from gemmtuned.hooks.native.rows import PackedRows, Row
     from gemmtuned.hooks.native.structures import OperatorCall
+    from gemmtuned.hooks.native.table_rows import PackedRows, Row
 
 __builtins__ = builtins
 
@@ -382,10 +382,10 @@ def _compare(layout: str, lib: Any) -> None:
 
 
 def _packed(lib: Any, rows: Iterable[Row]) -> PackedRows:
-    from gemmtuned.hooks.native import rows as of_tables  # with the first table, as hooks/routes.py
+    from gemmtuned.hooks.native import table_rows  # with the first table, as hooks/routes.py
 
-    _compare(of_tables.LAYOUT, lib)
-    return of_tables.PackedRows(rows)
+    _compare(table_rows.LAYOUT, lib)
+    return table_rows.PackedRows(rows)
 
 
 @lru_cache(1024)  # asked for each of them every second

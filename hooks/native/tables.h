@@ -89,7 +89,7 @@ inline int fault_on_probation(int32_t* ids, size_t room, size_t* count) {
 inline void before_fork() noexcept {
   g_asleep.before_fork();  // first: our thread may need any of these locks before it can sleep
   g_load_mutex.lock();
-  g_drained.before_fork();
+  g_drain_buffer.before_fork();
   g_counters.before_fork();
   g_captures.before_fork();
   Probation::get().before_fork();
@@ -99,7 +99,7 @@ inline void after_fork_in_parent() noexcept {
   Probation::get().after_fork_in_parent();
   g_captures.after_fork_in_parent();
   g_counters.after_fork_in_parent();
-  g_drained.after_fork_in_parent();
+  g_drain_buffer.after_fork_in_parent();
   g_load_mutex.unlock();
   g_asleep.after_fork_in_parent();
 }
@@ -113,7 +113,7 @@ inline void after_fork_in_child() noexcept {
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();
   g_counters.after_fork_in_child();
-  g_drained.after_fork_in_child();
+  g_drain_buffer.after_fork_in_child();
   g_thread_end.set(nullptr);
   t_counters = nullptr;   // the parent's: this thread makes its own with its next call
   untold.store(nullptr);  // the parent tells

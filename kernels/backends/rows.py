@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import CHAIN_M, Problem
-from gemmtuned.configs.rows import KERNELS, ROWS, read_rows
+from gemmtuned.configs.rows_config import KERNELS, ROWS, read_rows
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels import stamps
 from gemmtuned.kernels.backends import onednn, torch_

@@ -10,7 +10,7 @@ import pytest
 
 from gemmtuned.configs import aiter_write, triton_json
 from gemmtuned.configs.manifest import write_whole
-from gemmtuned.daemon.notice import replace_file
+from gemmtuned.daemon.status_file import replace_file
 
 WAYS: dict[str, Callable[[Path, str], object]] = {
     "a table": lambda path, text: write_whole(path, text.encode()),

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import select, sys, time
 {before}
-from gemmtuned.configs.say import begin, say
+from gemmtuned.configs.stderr_lines import begin, say
 begin()
 say("on")
 """

@@ -24,7 +24,7 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.daemon.device import cpu_locks
 from gemmtuned.daemon.device.cpu_locks import CpuLocks, with_siblings
 from gemmtuned.daemon.device.device_lock import DeviceLock
-from gemmtuned.daemon.notice import read_notice
+from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 from gemmtuned.fleet.on_this_host import device_here

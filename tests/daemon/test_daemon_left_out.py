@@ -28,7 +28,6 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Device, Environment
-from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.protocol.wire import LeftOut, Message
 from gemmtuned.daemon.seats import left_out
 from gemmtuned.daemon.seats.left_out import Ended, Pieces
@@ -36,6 +35,7 @@ from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.worker import Deadlines, Worker
 from gemmtuned.daemon.service.check import ready
 from gemmtuned.daemon.service.main import tune_now
+from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db.store import Store
 from gemmtuned.kernels import backends, other_packages
 from gemmtuned.kernels.backends import torch_op

@@ -22,9 +22,9 @@ from store_cases import NEW, found, new_store, open_store, problem, saw
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Session
-from gemmtuned.daemon.notice import Notice, SeatNotice
 from gemmtuned.daemon.seats.seat import Solved
 from gemmtuned.daemon.service.metrics import MOST_RUNS, Metrics, Programs
+from gemmtuned.daemon.status_file import Notice, SeatNotice
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

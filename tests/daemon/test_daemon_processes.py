@@ -24,12 +24,12 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Environment, Solution
-from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.seats.request import HOPELESS, Request
 from gemmtuned.daemon.seats.view import PUT_OFF_S
 from gemmtuned.daemon.seats.work_queue import HOLD_S
 from gemmtuned.daemon.seats.worker import Deadlines, Worker
 from gemmtuned.daemon.service.main import run_daemon, tune_now
+from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 

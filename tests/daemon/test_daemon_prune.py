@@ -15,7 +15,7 @@ from store_cases import NEW, found, open_store, problem
 
 from gemmtuned.configs.manifest import read_binary, write_binary
 from gemmtuned.configs.settings import Settings
-from gemmtuned.configs.temporary import beside, put
+from gemmtuned.configs.temporary import put, temporary_path
 from gemmtuned.daemon.publishing import prune as prune_module
 from gemmtuned.daemon.publishing.prune import YOUNG_S, prune
 from gemmtuned.daemon.publishing.publish import publish
@@ -49,7 +49,7 @@ def test_only_what_no_generation_ever_named_is_removed(tmp_path: Path) -> None:
     lost, young = kernel(tmp_path, "lost the race"), kernel(tmp_path, "of a worker", old=False)
     for name in names:
         install(store, tmp_path, name)
-    temporary = beside(tmp_path / "bin" / lost)
+    temporary = temporary_path(tmp_path / "bin" / lost)
     temporary.write_bytes(b"half")
     os.utime(temporary, (OLD_S, OLD_S))
     (tmp_path / "bin" / "README").write_text("not ours")

@@ -15,7 +15,7 @@ from fakes import DEVICE, ENVIRONMENT, NEWER, solution
 from store_cases import new_file
 
 from gemmtuned._testing import faults
-from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.engine_races import Peer, text_of
 from gemmtuned.configs.errors import GemmtunedError, TableError
 from gemmtuned.configs.manifest import MANIFEST, read_manifest, read_table
 from gemmtuned.configs.problem import Problem

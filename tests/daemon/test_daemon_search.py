@@ -10,7 +10,7 @@ import torch
 from noise import NoisyClock
 from planted_kernels import Planted
 
-from gemmtuned.configs.beside import FASTER, Peer, peers_of, standing
+from gemmtuned.configs.engine_races import FASTER, Peer, peers_of, standing
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device

@@ -23,13 +23,13 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.configs.solution import Candidate, Environment
-from gemmtuned.daemon.notice import Notice, read_notice, write_notice
 from gemmtuned.daemon.seats import work_queue
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.work_queue import WorkQueue, is_dead, outlived_boot, owner_name
 from gemmtuned.daemon.service import service
 from gemmtuned.daemon.service.rules import PAUSED
 from gemmtuned.daemon.service.service import Daemon
+from gemmtuned.daemon.status_file import Notice, read_notice, write_notice
 from gemmtuned.db import faults as store_faults
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store

@@ -21,11 +21,11 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.daemon.device.device_lock import DeviceLock
-from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.work_queue import owner_name
 from gemmtuned.daemon.seats.worker import Worker
 from gemmtuned.daemon.service import main
+from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
 

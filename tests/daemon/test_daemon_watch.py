@@ -16,7 +16,7 @@ import pytest
 from store_cases import NEW, found, new_store, problem, saw
 
 from gemmtuned.configs.errors import TryLater
-from gemmtuned.daemon.notice import Notice, SeatNotice
+from gemmtuned.daemon.status_file import Notice, SeatNotice
 from gemmtuned.daemon.watch import looks, server
 from gemmtuned.daemon.watch.ask import ask
 from gemmtuned.daemon.watch.server import FILE, Watch

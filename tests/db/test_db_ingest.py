@@ -16,7 +16,7 @@ import pytest
 from other_users import Two, as_user
 from store_cases import DAY, HOUR, NEW, found, problem, saw
 
-from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.engine_races import Peer, text_of
 from gemmtuned.configs.errors import SettingError, StoreError
 from gemmtuned.configs.manifest import read_manifest, write_tables
 from gemmtuned.configs.problem import Problem

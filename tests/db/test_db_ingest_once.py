@@ -23,7 +23,7 @@ from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db import ingest, members_file, members_limits, members_progress
 from gemmtuned.db.members_rows import Named
-from gemmtuned.db.rows import PROBLEM_COLUMNS
+from gemmtuned.db.row_ids import PROBLEM_COLUMNS
 
 T = 1_800_000_000.0
 

@@ -18,7 +18,7 @@ from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db import labels
 from gemmtuned.db.labels import EARLIER
 from gemmtuned.db.of_runs import labels as labels_of
-from gemmtuned.db.rows import us
+from gemmtuned.db.row_ids import us
 from gemmtuned.db.store import Store
 
 T = 1_800_000_000.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_cases import NEW, found, open_store, problem, saw
 
-from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.engine_races import Peer, text_of
 from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.seats import work_queue
 from gemmtuned.daemon.seats.work_queue import WorkQueue

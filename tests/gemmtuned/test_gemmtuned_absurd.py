@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 
 from gemmtuned.cli import build
 from gemmtuned.configs.errors import CandidateFailed, GemmtunedError, SettingError
-from gemmtuned.configs.rows import read_rows
+from gemmtuned.configs.rows_config import read_rows
 from gemmtuned.configs.settings import Settings, trusted_uid, watchdog_s
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.configs.variables import VARIABLES
-from gemmtuned.daemon.notice import Notice, read_notice, write_notice
 from gemmtuned.daemon.service.main import Tuned
 from gemmtuned.daemon.service.rules import Rules, moment, paused_until
+from gemmtuned.daemon.status_file import Notice, read_notice, write_notice
 from gemmtuned.db import migrations
 from gemmtuned.reports import unseen
 

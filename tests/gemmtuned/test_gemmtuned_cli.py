@@ -323,8 +323,8 @@ def test_status_names_the_generation_and_the_errors_of_programs(cli: Cli, home: 
 
 @pytest.mark.parametrize("state", ["tuning", "stopped"])
 def test_status_tells_a_daemon_that_was_killed_from_one_that_was_stopped(call: Cli, home: Path, state: str) -> None:
-    from gemmtuned.daemon.notice import Notice, write_notice
     from gemmtuned.daemon.seats.work_queue import owner_name
+    from gemmtuned.daemon.status_file import Notice, write_notice
 
     boot, start, namespace = owner_name().rsplit(".", 2)
     gone = f"{boot}.{start}0.{namespace}"  # as this process, started at another time

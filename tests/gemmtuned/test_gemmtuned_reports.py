@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gemmtuned.configs.errors import ProblemError, TableError
-from gemmtuned.configs.moment import duration
+from gemmtuned.configs.human_units import duration
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.seats.work_queue import owner_name

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import HERE, TUNED, Cli, solution
 
-from gemmtuned.configs.beside import OPERANDS, Peer, text_of
+from gemmtuned.configs.engine_races import OPERANDS, Peer, text_of
 from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.db import queries, watched
 from gemmtuned.db.store import Store

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from gemmtuned.commands.options import seconds
-from gemmtuned.configs.moment import duration, span
+from gemmtuned.configs.human_units import duration, span
 from gemmtuned.reports import narrow, render
 from gemmtuned.reports.narrow import Grid
 from gemmtuned.reports.render import Column, Report, Table, count, factor

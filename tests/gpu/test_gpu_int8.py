@@ -20,7 +20,7 @@ from gpu_needs import SM_90_OR_LATER
 from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
 from peers_site import name_it
 
-from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.engine_races import Peer, text_of
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child import search

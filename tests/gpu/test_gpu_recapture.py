@@ -19,7 +19,7 @@ from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse 
 from peers_site import name_it
 
 import gemmtuned.graphs
-from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.engine_races import Peer, text_of
 from gemmtuned.configs.problem import Problem
 from gemmtuned.kernels.backends import BACKENDS
 

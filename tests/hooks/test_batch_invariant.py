@@ -16,7 +16,7 @@ from torch import Tensor
 from gemmtuned.configs import key
 from gemmtuned.configs.errors import CandidateFailed, ProblemError
 from gemmtuned.configs.problem import CHAIN_M, Problem
-from gemmtuned.configs.rows import read_rows
+from gemmtuned.configs.rows_config import read_rows
 from gemmtuned.configs.solution import Candidate, Solution, cpu_device
 from gemmtuned.daemon.child.chain_proof import prove
 from gemmtuned.daemon.child.checks import Wrong

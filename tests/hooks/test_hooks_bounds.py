@@ -16,7 +16,7 @@ import pytest
 from counted_by_hand import Counted, stored
 from hooked import LINEAR, Home, wait_for
 
-from gemmtuned.configs import clock, say
+from gemmtuned.configs import clock, stderr_lines
 from gemmtuned.configs.frame_lock import Running
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db.sightings import Sightings
@@ -40,7 +40,7 @@ def full_pipe() -> tuple[int, int]:
 
 
 STREAMS = {
-    "our own thread": "say.our_thread()",
+    "our own thread": "stderr_lines.our_thread()",
     "as Python made it": "",
     "made anew": "sys.stderr = os.fdopen(2, 'w')",
     "of another number": "fd = os.dup(2); os.dup2(1, 2); sys.stderr = os.fdopen(fd, 'w')",
@@ -51,8 +51,8 @@ STREAMS = {
 def test_a_line_that_nobody_takes_is_left_out(full_pipe: tuple[int, int], stream: str) -> None:
     """Whoever reads a program's stderr once it has ended would wait for its end, and it for them."""
     reads, writes = full_pipe
-    then = f"{STREAMS[stream]}\nsay.say('a word')\nos._exit(0)"
-    code = f"import os, sys\nfrom gemmtuned.configs import say\nsay.begin()\n{then}"
+    then = f"{STREAMS[stream]}\nstderr_lines.say('a word')\nos._exit(0)"
+    code = f"import os, sys\nfrom gemmtuned.configs import stderr_lines\nstderr_lines.begin()\n{then}"
     try:
         done = subprocess.run([sys.executable, "-c", code], stderr=writes, stdout=subprocess.PIPE, timeout=30)
         assert done.returncode == 0
@@ -64,12 +64,12 @@ def test_a_line_that_nobody_takes_is_left_out(full_pipe: tuple[int, int], stream
 
 
 def test_a_line_is_no_longer_than_a_pipe_takes_at_once(capfd: pytest.CaptureFixture[str]) -> None:
-    say.begin()
-    say.our_thread()
+    stderr_lines.begin()
+    stderr_lines.our_thread()
     try:
-        say.say("x" * 10_000)
+        stderr_lines.say("x" * 10_000)
     finally:
-        say.our_thread_ends()
+        stderr_lines.our_thread_ends()
     said = capfd.readouterr().err
     assert len(said) == 4096 and said.startswith("gemmtuned: xxx") and said.endswith("x\n")
 
@@ -98,7 +98,7 @@ class Failing(Sleeper):
 def test_a_part_that_fails_has_its_next_turn_later_and_the_thread_outlives_its_sleeper(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    say.begin()
+    stderr_lines.begin()
     failing = Failing()
     background = Background([failing], failing)
     background.start()

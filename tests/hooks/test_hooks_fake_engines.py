@@ -10,7 +10,7 @@ from fake_cuda_build import PRELUDE, build_fakes
 from fake_families import ENGINE, OPERANDS, SCALED
 from hooked import Home
 
-from gemmtuned.configs.beside import FIRST_OF_GOOD, OPERATORS
+from gemmtuned.configs.engine_races import FIRST_OF_GOOD, OPERATORS
 
 CUTLASS = 1 + OPERATORS.index("_C::cutlass_scaled_mm")
 AZP = 1 + OPERATORS.index("_C::cutlass_scaled_mm_azp")

@@ -13,7 +13,7 @@ from counted_by_hand import Counted, stored
 from hooked import LINEAR, Home, solution, wait_for
 from store_cases import CPU
 
-from gemmtuned.configs import say
+from gemmtuned.configs import stderr_lines
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.settings import Settings
@@ -264,7 +264,7 @@ def test_an_error_in_housekeeping_stops_no_flush(counted: Counted, capfd: pytest
     def tick() -> None:
         raise RuntimeError("ours to mend")
 
-    say.begin()  # pytest has another stderr for each test
+    stderr_lines.begin()  # pytest has another stderr for each test
     counted.flusher._tick = tick
     counted.flusher._settings = Settings(**{**_values(counted.settings), "flush_s": 0.02})
     counted.call(5)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hooked import Home
 
-from gemmtuned.configs.beside import ENGINES
+from gemmtuned.configs.engine_races import ENGINES
 from gemmtuned.db.queries import sessions
 from gemmtuned.hooks.engine_operators import operators
 from gemmtuned.hooks.native import build

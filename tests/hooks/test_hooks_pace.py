@@ -22,7 +22,7 @@ from gemmtuned.configs.packed import Solutions, pack, unpack
 from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Environment, cpu_device
 from gemmtuned.hooks.dispatch import build_table
-from gemmtuned.hooks.native.rows import PackedRows
+from gemmtuned.hooks.native.table_rows import PackedRows
 from gemmtuned.hooks.pace import in_slices, let_go
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.user_tables import UserLoader, usable

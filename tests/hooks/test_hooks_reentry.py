@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hooked import Home
 
-from gemmtuned.configs.turns import Turns
+from gemmtuned.configs.change_queue import ChangeQueue
 
 # How many events of our code a call has; at the one of that number `act` comes, as a signal's handler does.
 EVENTS = """
@@ -296,33 +296,33 @@ def test_what_a_handlers_exception_leaves_half_done_is_undone_by_the_next_change
 
 
 def test_a_change_asked_for_in_the_middle_of_one_comes_after_it() -> None:
-    turns, done = Turns(), list[str]()
+    changes, done = ChangeQueue(), list[str]()
 
     def outer() -> str:
-        assert turns.make(lambda: done.append("inner")) is None
+        assert changes.make(lambda: done.append("inner")) is None
         done.append("outer")
         return "made"
 
-    assert turns.make(outer) == "made"
+    assert changes.make(outer) == "made"
     assert done == ["outer", "inner"]
 
 
 def test_a_change_that_fails_leaves_the_next_its_turn(capfd: pytest.CaptureFixture[str]) -> None:
-    turns, done = Turns(), list[str]()
+    changes, done = ChangeQueue(), list[str]()
 
     def outer() -> None:
-        turns.make(lambda: 1 / 0)
-        turns.make(lambda: done.append("inner"))
+        changes.make(lambda: 1 / 0)
+        changes.make(lambda: done.append("inner"))
         raise KeyError("its own")
 
     with pytest.raises(KeyError, match="its own"):
-        turns.make(outer)
+        changes.make(outer)
     assert done == ["inner"]
-    assert turns.make(lambda: "next") == "next"
+    assert changes.make(lambda: "next") == "next"
 
 
 def test_changes_of_two_threads_come_one_after_another() -> None:
-    turns, inside, most = Turns(), 0, 0
+    changes, inside, most = ChangeQueue(), 0, 0
 
     def change() -> None:
         nonlocal inside, most
@@ -331,7 +331,7 @@ def test_changes_of_two_threads_come_one_after_another() -> None:
         time.sleep(0.002)
         inside -= 1
 
-    threads = [threading.Thread(target=lambda: [turns.make(change) for _ in range(10)]) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: [changes.make(change) for _ in range(10)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -18,7 +18,7 @@ from gemmtuned.configs.problem import FAMILIES, Problem
 from gemmtuned.configs.solution import Device, Environment, Solution
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, build_table
 from gemmtuned.hooks.native import Row
-from gemmtuned.hooks.native.rows import PackedRows
+from gemmtuned.hooks.native.table_rows import PackedRows
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.kernels.backends.cublaslt import record_of
 

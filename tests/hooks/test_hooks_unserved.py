@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemmtuned.configs.beside import OPERATORS, Peer, text_of
+from gemmtuned.configs.engine_races import OPERATORS, Peer, text_of
 from gemmtuned.configs.packed import pack
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting

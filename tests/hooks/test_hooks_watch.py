@@ -14,7 +14,7 @@ import pytest
 from hooked import LINEAR, Home, publish, solution, wait_for
 from matrices import matrix
 
-from gemmtuned.configs import say
+from gemmtuned.configs import stderr_lines
 from gemmtuned.configs.manifest import MANIFEST
 from gemmtuned.configs.solution import Solution
 from gemmtuned.hooks import watch
@@ -306,7 +306,7 @@ def test_the_watcher_outlives_errors_in_callbacks_and_loads(
     def raises(generation: int) -> None:
         raise RuntimeError("the server's own mistake")
 
-    say.begin()  # pytest has another stderr for each test
+    stderr_lines.begin()  # pytest has another stderr for each test
     told: list[int] = []
     off = [watch.subscribe(raises), watch.subscribe(told.append)]
     watched(running)
@@ -330,7 +330,7 @@ def test_the_watcher_outlives_errors_in_callbacks_and_loads(
 def test_a_load_that_fails_again_and_again_is_told_once(
     running: Program, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    say.begin()
+    stderr_lines.begin()
     watched(running)
     tried: list[int] = []
 

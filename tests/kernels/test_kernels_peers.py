@@ -13,7 +13,7 @@ import pytest
 import torch
 from hooked import Home
 
-from gemmtuned.configs.beside import Peer, text_of
+from gemmtuned.configs.engine_races import Peer, text_of
 from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Environment, cpu_device

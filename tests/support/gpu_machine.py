@@ -15,8 +15,8 @@ from gemmtuned.configs.solution import Environment
 from gemmtuned.daemon.device.attribution import OwnUse
 from gemmtuned.daemon.device.gpus import GpuMonitor
 from gemmtuned.daemon.device.idle import Reading
-from gemmtuned.daemon.notice import read_notice
 from gemmtuned.daemon.service.service import Daemon
+from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db.store import Store
 
 

@@ -397,10 +397,10 @@ MUTATIONS: Final = (
     ),
     M(
         "an engine's kernel that ties has lost",
-        "configs/beside.py",
+        "configs/engine_races.py",
         "if low < FASTER:",
         "if low < 1 / FASTER:",
-        ("configs/test_configs_beside.py::test_whose_place_a_solution_takes",),
+        ("configs/test_configs_engine_races.py::test_whose_place_a_solution_takes",),
     ),
     M(
         "graphs are stale for an engine's calls that nothing may serve",
@@ -441,7 +441,7 @@ MUTATIONS: Final = (
     ),
     M(
         "a newer version of an engine has nothing raced again",
-        "configs/beside.py",
+        "configs/engine_races.py",
         "peer.low is not None and _is_older(peer.version, versions[name])",
         "peer.low is None",
         ("db/test_db_wanted.py::test_a_daemon_with_a_newer_engine_races_again_what_was_raced_beside_an_older_one",),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gemmtuned.configs import beside
-from gemmtuned.configs.beside import (
+from gemmtuned.configs import engine_races
+from gemmtuned.configs.engine_races import (
     ENGINES,
     MAX_TEXT,
     MOST_ENGINES,
@@ -47,7 +47,7 @@ def test_engines_name_the_backends_that_call_their_operators() -> None:
             packages = (backend.package,) if isinstance(backend.package, str) else backend.package
             assert (backend.operator, packages) == (operator, engine.packages)
     assert len(ENGINES) <= MOST_ENGINES
-    assert len(beside.BACKENDS) == sum(len(engine.backends) for engine in ENGINES.values())
+    assert len(engine_races.BACKENDS) == sum(len(engine.backends) for engine in ENGINES.values())
 
 
 def test_a_text_is_read_as_it_was_written() -> None:
@@ -138,6 +138,6 @@ def test_engines_here_are_known_by_backend_also_one_whose_metadata_has_no_versio
     monkeypatch.syspath_prepend(tmp_path)
     found = installed()
     assert found["vllm_cutlass"] == found["vllm_deep_gemm"] == "0.32.0"
-    assert set(found) <= beside.BACKENDS and all(isinstance(version, str) for version in found.values())
+    assert set(found) <= engine_races.BACKENDS and all(isinstance(version, str) for version in found.values())
     assert not is_outdated(text_of({"sglang_fp8": Peer("0.4", 1.1)}), found)
     assert is_outdated(text_of({"vllm_cutlass": Peer("0.31", 1.1)}), found)

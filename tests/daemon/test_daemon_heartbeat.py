@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from hooked import Home, wait_for
 
-from gemmtuned.configs.beats import page_of
+from gemmtuned.configs.heartbeat_page import page_of
 from gemmtuned.configs.processes import namespace_of
-from gemmtuned.daemon.device.beats import beats_of
+from gemmtuned.daemon.device.heartbeat_reader import beats_of
 from gemmtuned.daemon.device.neighbours import Neighbours
 from gemmtuned.daemon.device.process_use import Busiest, name_of, named
 
@@ -188,9 +188,9 @@ def test_processes_of_two_containers_with_one_number_and_one_dev_shm_have_a_page
 SWEEPS = """
 import ctypes, json, os, subprocess, sys, time
 from pathlib import Path
-from gemmtuned.configs.beats import page_of
+from gemmtuned.configs.heartbeat_page import page_of
 from gemmtuned.configs.processes import life_of, namespace_of
-from gemmtuned.hooks.beats import _sweep
+from gemmtuned.hooks.heartbeat_writer import _sweep
 
 if ctypes.CDLL(None).unshare(0x20000000 | (0 if os.geteuid() == 0 else 0x10000000)):
     print('"no namespace to be had"')

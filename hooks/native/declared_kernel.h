@@ -13,7 +13,7 @@ inline Tensor as_rows(const Tensor& x) {
 }
 
 template <class Device>
-void listened_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void declared_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Foreign* const it = foreign_of<Device>(op);
   const ForeignFacts& f = it->facts;
   bool is_done = false;

@@ -10,7 +10,7 @@ namespace gemmtuned {
 
 // A set of hashes without a lock. Where there is no room for another, an old one gives way: the operator that it stands for
 // serves no capture until it is called outside of one again, which each warm-up does.
-class Called {
+class WarmedUp {
  public:
   bool has(const Route& route, const Problem& p) const {
     const uint64_t wanted = key_of(route, p);
@@ -43,12 +43,12 @@ class Called {
   std::atomic<uint64_t> slots_[kSlots]{};
   std::atomic<size_t> given_way_{0};
 };
-inline Called& g_called = *new Called;
+inline WarmedUp& g_warmed_up = *new WarmedUp;
 inline std::atomic<bool> g_captures_graphs{false};  // whether a product of this program was ever captured
 
 // Whether the route may serve this call: an operator serves a capture only where it has run outside of one.
 inline bool may_serve_capture(const Route& route, const Problem& p) {
-  return C10_LIKELY(!(p.flags & GRAPH)) || !route.op || g_called.has(route, p);
+  return C10_LIKELY(!(p.flags & GRAPH)) || !route.op || g_warmed_up.has(route, p);
 }
 
 // What serves a call outside of captures, the first at this problem with this table: `found`, or the operator that serves
@@ -60,7 +60,7 @@ Found before_captures(const Problem& key, const Found& found, const LookUp& look
   captured.flags |= GRAPH;
   const Found in_graphs = look_up(captured);
   const Route* const route = in_graphs.route;
-  return route && route->op && !g_called.has(*route, key) ? in_graphs : found;
+  return route && route->op && !g_warmed_up.has(*route, key) ? in_graphs : found;
 }
 
 }  // namespace gemmtuned

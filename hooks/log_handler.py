@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import TextIO
 
-from gemmtuned.configs.say import say
+from gemmtuned.configs.stderr_lines import say
 
 
 class Stderr(logging.StreamHandler[TextIO]):

@@ -10,7 +10,7 @@ from pathlib import Path
 from gemmtuned.configs.manifest import BINARIES, MANIFEST
 
 
-class Laid:
+class PublishedFolder:
     """What lies in the folder of published tables, as of the last `keep`."""
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gemmtuned.configs.frame_lock import FrameLock
-from gemmtuned.configs.say import say
+from gemmtuned.configs.stderr_lines import say
 from gemmtuned.configs.unpatched import builtins
 
 __builtins__ = builtins
@@ -20,7 +20,7 @@ __builtins__ = builtins
 T = TypeVar("T")
 
 
-class Turns:
+class ChangeQueue:
     """Decides who may change a thing now. A forked child makes a new one."""
 
     def __init__(self) -> None:

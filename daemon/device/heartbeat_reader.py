@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from gemmtuned.configs.beats import PLACE_BYTES, SIZE_BYTES, page_of
+from gemmtuned.configs.heartbeat_page import PLACE_BYTES, SIZE_BYTES, page_of
 from gemmtuned.configs.processes import namespace_of
 
 

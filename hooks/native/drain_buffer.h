@@ -10,7 +10,7 @@
 
 namespace gemmtuned {
 
-class Drained {
+class DrainBuffer {
  public:
   // Copies up to `room` records; fewer: there are no more. anew: first `take_all` adds what was counted since the last time
   // to what nobody has fetched. Without memory for all, the rest stays where it is counted.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
-from gemmtuned.configs.beats import folder_of, page_of
+from gemmtuned.configs.heartbeat_page import folder_of, page_of
 from gemmtuned.configs.numbers import whole
 from gemmtuned.configs.processes import life_of, namespace_of, pid_namespace
 from gemmtuned.configs.unpatched import os

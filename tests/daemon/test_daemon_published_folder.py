@@ -124,5 +124,5 @@ def test_a_look_at_what_lies_there_is_cheap(world: World) -> None:
     world.run(10)
     began_s = time.process_time()
     for _ in range(100):
-        world.daemon.upkeep._laid.changed()
+        world.daemon.upkeep._published_folder.changed()
     assert (time.process_time() - began_s) / 100 < 2e-3

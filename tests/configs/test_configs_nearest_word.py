@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemmtuned.configs.errors import ProblemError, SettingError
-from gemmtuned.configs.near import nearest
+from gemmtuned.configs.nearest_word import nearest
 from gemmtuned.configs.problem import DTYPES, FAMILIES, Problem
 from gemmtuned.fleet.opening import open_objects
 

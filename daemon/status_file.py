@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned.configs.read_file import read_small
-from gemmtuned.configs.temporary import beside
+from gemmtuned.configs.temporary import temporary_path
 
 FILE: Final = "daemon.json"
 MOST_BYTES: Final = 4 << 20  # of it that are read
@@ -64,7 +64,7 @@ def write_notice(home: Path, notice: Notice) -> bool:
 
 def replace_file(path: Path, text: str) -> bool:
     """Write a small file whole or not at all; False when the disk refuses."""
-    temporary = beside(path)
+    temporary = temporary_path(path)
     try:
         temporary.write_text(text)
         temporary.replace(path)

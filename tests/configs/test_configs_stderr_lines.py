@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gemmtuned.configs.say import Once
+from gemmtuned.configs.stderr_lines import Once
 
 
 def test_a_text_is_new_once_and_the_memory_of_texts_is_bounded() -> None:
@@ -35,15 +35,15 @@ def spoken(then: str, *, before: str = "", by_us: bool) -> tuple[str, str]:
     """(what a program finds in what it opened, its stdout and stderr), where a line is said after `then`."""
     code = f"""
 import os, socket, sys, tempfile
-from gemmtuned.configs import say
+from gemmtuned.configs import stderr_lines
 path = tempfile.mkstemp()[1]
 other = None
 {before}
-say.begin()
+stderr_lines.begin()
 {then}
 if {by_us}:
-    say.our_thread()
-say.say("a word of ours")
+    stderr_lines.our_thread()
+stderr_lines.say("a word of ours")
 if other is not None:
     other.setblocking(False)
     try:
@@ -77,8 +77,9 @@ def test_what_is_still_the_programs_stderr_has_the_line(by_us: bool) -> None:
     found = subprocess.run(
         [
             sys.executable, "-c",
-            f"import os, sys, tempfile\nfrom gemmtuned.configs import say\nsay.begin()\npath = tempfile.mkstemp()[1]\n"
-            f"{both}\nif {by_us}: say.our_thread()\nsay.say('a word of ours')\n"
+            "import os, sys, tempfile\nfrom gemmtuned.configs import stderr_lines\nstderr_lines.begin()\n"
+            "path = tempfile.mkstemp()[1]\n"
+            f"{both}\nif {by_us}: stderr_lines.our_thread()\nstderr_lines.say('a word of ours')\n"
             "os.write(keep, open(path, 'rb').read()); os.unlink(path)",
         ],
         capture_output=True, text=True, timeout=60, check=True,
