@@ -1,11 +1,12 @@
 # mypy: disable-error-code="no-untyped-call,no-untyped-def"
-"""A mixture of experts: moe_decode.cu and, for many tokens, moe_tiles.py beside the usual design and torch's ops.
+"""A mixture of experts: moe_decode.cu and, for many tokens, tiles beside the usual design and torch's ops.
 
     python benchmarks/moe.py --out FOLDER [--layers dsv3,qwen3-235b,... --tokens 1,8,64 --seconds 240]
 
 Layers as one GPU has them (TP given).  Weights are cold: each launch in a graph has a routing of its own, drawn anew.
 All candidates and the floor (bytes of the experts that are really used, at --bandwidth, and 2.7 us) are of one run;
-every result is compared with fp64 on dequantised weights first.
+every result is compared with fp64 on dequantised weights first.  `tiles` are moe_tiles.py, `quantised` is
+moe_fp8_tiles.py, which multiplies X and H in e4m3 as the usual design does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gemmtuned.kernels.cuda.driver import Kernel
 from gemmtuned.kernels.cuda.moe_decode import Experts, Stage
 from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import Operands
-from gemmtuned.kernels.triton import moe_launch, moe_tiling
+from gemmtuned.kernels.triton import moe_fp8_launch, moe_fp8_tiling, moe_launch, moe_tiling
 
 FP8: Final = {"weight": "fp8_e4m3", "scales": "128x128"}
 LAYERS: Final = {
@@ -146,9 +147,10 @@ def through_torch(layer: Experts, tokens: int):
     return call
 
 
-def many(layer: Experts, up: moe_tiling.Tile, down: moe_tiling.Tile):
-    """The four launches for many tokens, as a call of this program."""
-    launches = moe_launch.Launches(layer, up, down, cuda_device(0).arch)
+def many(layer: Experts, up: Any, down: Any):
+    """The four launches for many tokens, as a call of this program; by moe_fp8_tiles.py for tiles of it."""
+    made = moe_fp8_launch if isinstance(up, moe_fp8_tiling.Tile) else moe_launch
+    launches = made.Launches(layer, up, down, cuda_device(0).arch)
 
     def call(x, ids, weights, w13, s13, w2, s2):
         return launches(Operands(x=x, w1=w13, w2=w2, weights=weights, ids=ids, scale1=s13, scale2=s2))
@@ -261,6 +263,9 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
     if tokens > 32:
         tiles = (list(moe_tiling.likely(layer, tokens, cuda_device(0).arch, stage)) for stage in (1, 2))
         search("tiles", lambda a, b: many(layer, a, b), *tiles)
+    if pairs >= moe_fp8_tiling.LEAST_PAIRS and moe_fp8_tiling.is_cut(layer):
+        tiles = (list(moe_fp8_tiling.likely(layer, tokens, cuda_device(0).arch, stage)) for stage in (1, 2))
+        search("quantised", lambda a, b: many(layer, a, b), *tiles)
     if time.monotonic() < until_s:
         search("usual", lambda a, b: Usual(layer, tokens, a, b), *[list(usual_configs(layer, tokens))] * 2)
     if layer.weight == "bf16":
@@ -282,7 +287,7 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
             "config": config,
         }
     row["bitwise"] = {}
-    for kind in ("ours", "tiles"):
+    for kind in ("ours", "tiles", "quantised"):
         if kind in best:
             y = [best[kind][1](x, ids[0], weights, w13, s13, w2, s2).clone() for _ in range(20)]
             row["bitwise"][kind] = all(torch.equal(y[0], one) for one in y)
@@ -316,7 +321,7 @@ def main() -> None:
                 "floor",
                 round(row["floor_us"], 1),
                 shown,
-                [row[kind]["config"] for kind in ("ours", "tiles", "usual") if kind in row],
+                [row[kind]["config"] for kind in ("ours", "tiles", "quantised", "usual") if kind in row],
                 row.get("bitwise"),
                 "wrong",
                 len(row["wrong"]),

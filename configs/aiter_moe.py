@@ -1,7 +1,8 @@
 """Types and scales of a mixture of experts, in AITER's columns and in our words.
 
 AITER quantises X in the call where weights are quantised, and its key tells to what.  `gemmtuned.ops.fused_moe` takes X
-as it is: rows that differ in what AITER makes of X are one problem of ours, that of the same call.
+as it is unless its caller lets it be quantised, and what serves the former serves the latter: rows that differ in what
+AITER makes of X are one problem of ours, that of the same call.
 """
 
 from __future__ import annotations

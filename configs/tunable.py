@@ -7,6 +7,7 @@ one: rows of other tools' tables.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from gemmtuned.configs.problem import FAMILIES, Problem
@@ -25,6 +26,7 @@ WEIGHT_ONLY_ROWS: Final = 2048  # of X beside a weight of 8 or 4 bits: with more
 WIDENED: Final = ("bf16", "fp16")  # operands' types whose result may be fp32
 _WITH_WIDENED: Final = ("dense", "batched")
 MOE_TYPES: Final = ("bf16", "fp32", "fp16")
+MOE_QUANTISED: Final = ("fp8_e4m3", "1x128", "128x128")  # W, and what a scale stands for where X and H may be quantised
 MOE_ACTS: Final = tuple(
     act + more
     for act in ("silu", "silu_gated", "silu_gated_interleaved", "gelu", "gelu_gated", "gelu_gated_interleaved",
@@ -47,6 +49,7 @@ WEIGHT_ONLY: Final[dict[tuple[str, str], tuple[tuple[str, str], ...]]] = {
 }
 _FLOATS: Final = ("fp64", "fp32", "fp16", "bf16", "c128", "c64")  # whose allowed error is known
 _GROUPED: Final = ("bf16", "fp32", "fp16")
+_QUANTISED: Final = "X may be quantised in mixtures on GPUs whose W is e4m3 with scales of 128x128, by 1x128 alone"
 _UNREAD: Final = ("swizzled", "other")  # layouts of scales
 
 
@@ -120,6 +123,9 @@ def _why_not_moe(p: Problem) -> str:
         return "mixtures have n = k, layout nt, no batch, topk of their experts and act of AITER's"
     if p.wscale != "none":
         fits = "mixtures have X of 16 bits where W is of 8 or 4, with scales that weight-only kernels are written for"
+        if p.scale != "none":
+            exactly = replace(p, scale="none", scale_dtype="")
+            return "" if may_be_quantised(p) and not p.threads and is_weight_only(exactly) else _QUANTISED
         return odd_sizes(p) or ("" if is_weight_only(p) else fits)
     alike = p.dtype == p.wdtype == p.out_dtype and p.dtype in MOE_TYPES and p.scale == "none"
     return "" if alike else f"mixtures without scales are of one type of {', '.join(MOE_TYPES)}"
@@ -172,6 +178,13 @@ def is_weight_only(problem: Problem) -> bool:
 def group_of(problem: Problem) -> int:
     """Values of K with one scale, of 4 bits."""
     return int(problem.wscale.partition("x")[2].partition("+")[0])
+
+
+def may_be_quantised(problem: Problem) -> bool:
+    """Whether it is a mixture whose caller lets X and H be quantised to e4m3, a scale for each 128 of K."""
+    p = problem
+    types = (p.wdtype, p.scale, p.wscale)
+    return p.family == "moe" and types == MOE_QUANTISED and (p.scale_dtype, p.scale_layout) == ("fp32", "row")
 
 
 def is_scaled_grouped(problem: Problem) -> bool:

@@ -62,6 +62,13 @@ def is_installed() -> bool:
     return getattr(sys.modules.get("aiter"), _MARK, False) is True
 
 
+def _fused_moe(*given: Any, **named: Any) -> Any:
+    """gemmtuned.ops.fused_moe for programs that expect of it what AITER does: X and H may be quantised."""
+    from gemmtuned import ops
+
+    return ops.fused_moe(*given, **{"quantize_activations": True, **named})
+
+
 def _modules() -> dict[str, dict[str, Any]]:
     """Our modules by AITER's names, parents first, with what each holds.
 
@@ -80,7 +87,7 @@ def _modules() -> dict[str, dict[str, Any]]:
             **{name: getattr(ops, name) for name in members}, **{f"{name}_CK": op for name, op in batched.items()},
         },
         "aiter.tuned_gemm": {"TunedGemm": ops.TunedGemm, "gemm_a16w16": ops.gemm_a16w16, "tgemm": ops.tgemm},
-        "aiter.fused_moe": {"fused_moe": ops.fused_moe},
+        "aiter.fused_moe": {"fused_moe": _fused_moe},
         "aiter.ops": {},
         "aiter.ops.shuffle": {"shuffle_weight": ops.shuffle_weight},
         "aiter.ops.triton": {},

@@ -32,7 +32,7 @@ NATIVE_CODES: Final = {
 }  # fmt: skip
 
 # Backends that gemmtuned.ops.fused_moe runs by itself, without the native hook
-BY_OPS: Final = ("moe_grouped", "moe_decode", "moe_tiles")
+BY_OPS: Final = ("moe_grouped", "moe_decode", "moe_tiles", "moe_fp8_tiles")
 OPERATOR_CODE: Final = 7  # any backend whose launch record names an operator that some package registered with torch
 
 INVARIANT: Final = (ROWS, "triton", "cuda")  # backends whose batch invariance is proven

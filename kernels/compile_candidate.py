@@ -6,7 +6,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.cuda import moe_compile
-from gemmtuned.kernels.triton import moe_tiling
+from gemmtuned.kernels.triton import moe_fp8_tiling, moe_tiling
 
 
 def compile_candidate(candidate: Candidate, problem: Problem, device: Device) -> None:
@@ -15,6 +15,8 @@ def compile_candidate(candidate: Candidate, problem: Problem, device: Device) ->
         moe_compile.compile_candidate(candidate, problem)
     if candidate.backend == moe_tiling.NAME:
         moe_tiling.compile_candidate(candidate, problem, device.arch)
+    if candidate.backend == moe_fp8_tiling.NAME:
+        moe_fp8_tiling.compile_candidate(candidate, problem, device.arch)
     if candidate.backend not in catalog.FOLDERS:
         return
     kernel, record = catalog.record_of(candidate, problem)

@@ -33,6 +33,8 @@ class How:
     weighted: the routing weights multiply the first product instead of the second.
     quant: how the weights are kept: as they are (none); in 8 bits with one scale per expert (tensor), per row (row) or
     per block (128x128); as e2m1 with an e8m0 scale per 32 of them (mxfp4); as int4.
+    activations: how X and H may be quantised by a kernel that gains from it: not at all (none), or to e4m3 with a scale
+    for each 128 of a row (1x128).  What is in this file never does.
     """
 
     act: str = "silu"
@@ -40,6 +42,7 @@ class How:
     interleaved: bool = False
     weighted: bool = False
     quant: str = "none"
+    activations: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,17 +131,19 @@ def _moe_tiles(backend: str, device: Device) -> Stamps:
     if version is None:
         return {}
     from gemmtuned.kernels.arch import is_among
-    from gemmtuned.kernels.triton import moe_tiling
+    from gemmtuned.kernels.triton import moe_fp8_tiling, moe_tiling
 
-    if not is_among(device.arch, moe_tiling.ARCHS):
+    tiling = moe_fp8_tiling if backend == moe_fp8_tiling.NAME else moe_tiling
+    if not is_among(device.arch, tiling.ARCHS):
         return {}
-    return {backend: f"{version}/{device.arch}/{moe_tiling.source_hash()}"}
+    return {backend: f"{version}/{device.arch}/{tiling.source_hash()}"}
 
 
 _OF: Final[dict[str, Callable[[str, Device], Stamps]]] = {
     DEFAULT_BACKEND: _torchs, "torch_swap": _torchs, "torch_mv": _torchs, "moe_grouped": _torchs_on_cpus,
     "onednn": _onednn, "onednn_packed": _onednn, "rows": _rows, "cublaslt": _cublaslt, "cuda": _cuda,
     "triton": _triton, "moe_decode": _moe_decode, "moe_tiles": _moe_tiles,
+    "moe_fp8_tiles": _moe_tiles,
 }  # fmt: skip
-COMPILED: Final = ("cuda", "triton", "moe_decode", "moe_tiles")  # by us: their stamps are of sources
+COMPILED: Final = ("cuda", "triton", "moe_decode", "moe_tiles", "moe_fp8_tiles")  # by us: their stamps are of sources
 LIBRARIES: Final = tuple(name for name in _OF if name not in COMPILED)

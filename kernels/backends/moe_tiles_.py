@@ -1,4 +1,4 @@
-"""Family moe at many tokens: our tiles of pairs sorted by expert (kernels/triton/moe_tiles.py).
+"""Family moe at many tokens: our tiles of pairs sorted by expert (kernels/triton/moe_tiles.py, moe_fp8_tiles.py).
 
 fused_moe runs their solutions by itself: the native hook has no part in it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Final
 
 import torch
@@ -20,12 +21,15 @@ from gemmtuned.kernels.backends.base import COMPILED
 from gemmtuned.kernels.device import current_cuda_device
 from gemmtuned.kernels.families.moe import MixtureKernel, how_of
 from gemmtuned.kernels.mixture import Operands
-from gemmtuned.kernels.triton import moe_tiling
+from gemmtuned.kernels.triton import moe_fp8_tiling, moe_tiling
 
 
 @dataclass(frozen=True, slots=True)
 class MoeTiles:
-    """device: what to compile for; None is this process's current CUDA device."""
+    """name: that of moe_tiling.py's tiles or of moe_fp8_tiling.py's.
+
+    device: what to compile for; None is this process's current CUDA device.
+    """
 
     name: str = moe_tiling.NAME
     order: int = COMPILED
@@ -44,17 +48,18 @@ class MoeTiles:
             arch = (self.device or current_cuda_device()).arch
         except CandidateFailed:
             return
-        yield from moe_tiling.candidates(problem, arch)
+        yield from self._tiling.candidates(problem, arch)
 
     def prepare(self, candidate: Candidate, problem: Problem) -> MixtureKernel:
         """Compiled and loaded. Raises CandidateFailed where it cannot run the problem, Declined where it cannot now."""
-        from gemmtuned.kernels.triton import moe_launch
+        from gemmtuned.kernels.triton import moe_launch, moe_loaded
 
-        layer = moe_tiling.layer_of(problem)
+        layer = self._tiling.layer_of(problem)
         if layer is None:
             raise CandidateFailed(f"{candidate} does not run {problem}")
-        how, tiles, device = how_of(problem), moe_tiling.tiles_of(candidate), torch.cuda.current_device()
-        if moe_launch.loaded(layer, *tiles, device) is None:
+        how, device = how_of(problem), torch.cuda.current_device()
+        up, down = self._tiling.tiles_of(candidate)
+        if moe_loaded.loaded(layer, up, down, device) is None:
             raise CandidateFailed(f"{candidate} does not compile for {problem}, or takes too much of the device")
 
         def takes(o: Operands) -> Tensor | None:
@@ -62,7 +67,7 @@ class MoeTiles:
             found = moe_launch.layer_of(o, how, device)
             if found is None or replace(found, long_ids=False) != layer:
                 return None
-            launches = moe_launch.loaded(found, *tiles, device)
+            launches = moe_loaded.loaded(found, up, down, device)
             return launches(o) if launches is not None else None
 
         def call(o: Operands) -> Tensor:
@@ -71,5 +76,9 @@ class MoeTiles:
 
         return MixtureKernel(call, takes)
 
+    @property
+    def _tiling(self) -> ModuleType:
+        return moe_fp8_tiling if self.name == moe_fp8_tiling.NAME else moe_tiling
 
-BACKENDS: Final = (MoeTiles(),)
+
+BACKENDS: Final = (MoeTiles(), MoeTiles(moe_fp8_tiling.NAME))

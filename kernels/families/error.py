@@ -40,6 +40,10 @@ that a relative error of H's elements is the same relative error of Y:
     1     what an expert adds
     1     Y
     C + 2 weights that are dequantised to the type: gate, up and down
+Where the caller lets X and H be quantised to e4m3, with scales that are powers of two and round nothing, their
+roundings are added to the floor and to the cap.  One of X is off by RMS u / sqrt(3) of its size at most, and where one
+number of a row outweighs all others, gate and up are off by the same share of themselves and H by (sqrt(C) + 1) times
+that; H's own rounding is another: (sqrt(C) + 1)^2 + 1 of them as a variance.
 R_FACTOR times the root of their sum, with the allowance for chance in few results as above, is the least cap that lets
 every right candidate pass; tests/kernels/test_kernels_moe.py compares the sum with the error of torch's own form.
 """
@@ -53,6 +57,7 @@ from typing import Final
 from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tunable import may_be_quantised
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, wide
 
 R_FACTOR: Final = 1.25
@@ -63,6 +68,7 @@ CAPS: Final = {
     "fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5, "i32": 0.0,
 }  # fmt: skip
 _CONDITION: Final = 1.5  # C above, of the worst activation
+_E4M3: Final = 2.0**-4  # its unit roundoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,9 @@ def limits(problem: Problem, default: Error, results: Spread) -> Error:
     u_out = UNIT_ROUNDOFF[problem.out_dtype]
     adding = _adding(problem)
     largest = max(results.largest, 3.0 * results.expected)
-    floor = Error(_floor(problem, results), SURE * adding * largest + u_out * results.largest)
+    coarse = _quantised(problem)
+    sums = math.hypot(adding * largest, coarse * max(results.largest, 3.0))
+    floor = Error(_floor(problem, results), SURE * sums + u_out * results.largest)
     most = cap(problem, results)
     return Error(
         min(max(R_FACTOR * default.r, floor.r), most),
@@ -125,7 +133,8 @@ def cap(problem: Problem, results: Spread) -> float:
     if problem.family != "moe":
         return usual
     chance = 1 + SURE / math.sqrt(results.count)
-    return max(usual, R_FACTOR * math.sqrt(roundings(problem)) * UNIT_ROUNDOFF[problem.out_dtype] / 2 * chance)
+    fine = math.sqrt(roundings(problem)) * UNIT_ROUNDOFF[problem.out_dtype] / 2
+    return max(usual, R_FACTOR * math.hypot(fine, _quantised(problem)) * chance)
 
 
 def _adding(problem: Problem) -> float:
@@ -137,8 +146,16 @@ def _adding(problem: Problem) -> float:
 
 
 def _floor(problem: Problem, results: Spread) -> float:
-    chance = results.expected * (1 + SURE / math.sqrt(results.count))
-    return math.hypot(_adding(problem) * chance, UNIT_ROUNDOFF[problem.out_dtype] / 2)
+    chance = 1 + SURE / math.sqrt(results.count)
+    added = math.hypot(_adding(problem) * results.expected, _quantised(problem))
+    return math.hypot(added * chance, UNIT_ROUNDOFF[problem.out_dtype] / 2)
+
+
+def _quantised(problem: Problem) -> float:
+    """RMS error of what a mixture may quantise, as a share of RMS(Y)."""
+    if not may_be_quantised(problem):
+        return 0.0
+    return math.sqrt(((math.sqrt(_CONDITION) + 1) ** 2 + 1) / 3) * _E4M3
 
 
 def roundings(problem: Problem) -> float:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.tunable import MOE_ACTS, MOE_TYPES, PACKED, WEIGHT_ONLY, can_tune
+from gemmtuned.configs.tunable import MOE_ACTS, MOE_QUANTISED, MOE_TYPES, PACKED, WEIGHT_ONLY, WIDENED, can_tune
 from gemmtuned.kernels import mixture
 from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.dtypes import wide
@@ -47,6 +47,7 @@ _CODES: Final = {"i4": (8, 12), "fp4_e2m1": (0, 6), "fp8_e4m3": (0, 0x48), "i8":
 _COLUMN: Final = -3
 _GATE, _SUM_OF_GATE = 32.0, 256.0  # where other sums stand beside it, and where they are added to it
 _OTHERS: Final = 8  # numbers of a row of X that are not 0
+_FEW: Final = 2  # the same where H may be quantised: e4m3 holds what they make of H
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Moe(Family):
         if not can_tune(p):
             raise CandidateFailed(
                 f"{p}: family {self.name} has weights of X's type, one of {', '.join(MOE_TYPES)}, or of 8 or 4 bits "
-                "with their whole scales and X of 16 bits"
+                "with their whole scales and X of 16 bits; X and H may be quantised where W is e4m3 by 128x128"
             )
 
     def tunable(self, device_kind: str) -> Iterator[str]:
@@ -110,6 +111,9 @@ class Moe(Family):
         for (dtype, wdtype), scales in WEIGHT_ONLY.items():
             for wscale in dict.fromkeys(kind for kind, _ in scales):
                 yield f"{self.name} {dtype}/{wdtype}>{dtype} none/{wscale} plain"
+        wdtype, scale, wscale = MOE_QUANTISED
+        for dtype in WIDENED if device_kind != "cpu" else ():
+            yield f"{self.name} {dtype}/{wdtype}>{dtype} {scale}/{wscale} plain"
 
     def default(self, problem: Problem) -> MixtureKernel:
         """What fused_moe runs where nothing is known to be better."""
@@ -256,7 +260,8 @@ def _routing(problem: Problem, kind: str, seed: int) -> tuple[Tensor, Tensor]:
 
 def _make_whole(problem: Problem, x: Tensor, random: torch.Generator) -> None:
     """X of kind `integers`: a few numbers of 1 and -1 in each row, and what gates are made of."""
-    at = torch.randint(x.shape[1], (len(x), _OTHERS), generator=random, device=x.device)
+    others = _OTHERS if problem.scale == "none" else _FEW
+    at = torch.randint(x.shape[1], (len(x), others), generator=random, device=x.device)
     signs = torch.where(x.gather(1, at) > 0, 1.0, -1.0)
     x.zero_().scatter_(1, at, signs)
     x[:, _COLUMN] = _GATE if how_of(problem).gated else _SUM_OF_GATE

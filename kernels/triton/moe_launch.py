@@ -5,20 +5,17 @@ The memory between the launches comes from torch's allocator at every call, so e
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed, Declined
+from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.cuda import moe_run
-from gemmtuned.kernels.cuda.driver import OnDevice, RelaxedCapture
 from gemmtuned.kernels.cuda.moe_decode import Experts
-from gemmtuned.kernels.device import cuda_device
 from gemmtuned.kernels.mixture import How, Operands
 from gemmtuned.kernels.own_kernel import POINTER_ALIGN
-from gemmtuned.kernels.triton.moe_tiling import AT_ONCE, MOST_PAIRS, Tile, compiled, likely, padded, runs_on
+from gemmtuned.kernels.triton.moe_tiling import AT_ONCE, MOST_PAIRS, Tile, compiled, padded
 
 _PLAIN: Final = (torch.bfloat16, torch.float16)
 
@@ -86,45 +83,6 @@ class Launches:
         return to, {"to": to, "factor": torch.empty(len(rows), dtype=torch.float32, device=rows.device)}
 
 
-def loaded(layer: Experts, up: Tile, down: Tile, device: int) -> Launches | None:
-    """Made once a process and device; None where that has failed.
-
-    Raises Declined where it is not to be had now, for lack of memory say.
-    """
-    key = layer, up, down, device
-    if key in _loaded:
-        return _loaded[key]
-    with _making:
-        if key not in _loaded:
-            try:
-                with torch.cuda.device(device), OnDevice(device), RelaxedCapture():
-                    _loaded[key] = Launches(layer, up, down, cuda_device(device).arch)
-            except Declined:
-                raise
-            except Exception:  # also of a Triton that is broken, or not the one that this is written for
-                _loaded[key] = None
-        return _loaded[key]
-
-
-def likeliest(layer: Experts, tokens: int, device: int) -> Launches | None:
-    """What runs where nothing is tuned: the first tiles that compile for so many tokens; None where none do."""
-    arch = cuda_device(device).arch
-    if not runs_on(arch, layer):
-        return None
-    most = 1 << (tokens - 1).bit_length()  # so that a few of them serve all sizes
-    ups, downs = (likely(layer, most, arch, stage) for stage in (1, 2))
-    made = (loaded(layer, up, down, device) for up, down in zip(ups, downs, strict=False))
-    return next((one for one in made if one is not None), None)
-
-
-def refuse(launches: Launches) -> None:
-    """They have failed, and are not given again in this process."""
-    with _making:
-        for key, made in _loaded.items():
-            if made is launches:
-                _loaded[key] = None
-
-
 def layer_of(o: Operands, how: How, device: int) -> Experts | None:
     """What the kernels are to be compiled for; None for operands that they do not take, or not on this device."""
     if o.x.get_device() != device or not 0 < o.ids.numel() <= MOST_PAIRS or not o.x.is_contiguous():
@@ -137,7 +95,3 @@ def layer_of(o: Operands, how: How, device: int) -> Experts | None:
 
 def _codes(w: Tensor) -> Tensor:
     return w if w.dtype in _PLAIN else w.view(torch.uint8)
-
-
-_loaded: dict[tuple[Experts, Tile, Tile, int], Launches | None] = {}
-_making = threading.RLock()  # a handler of a signal may call in the middle

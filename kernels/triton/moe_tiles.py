@@ -36,7 +36,7 @@ def begin(
 ):  # fmt: skip
     """One thread block for each expert, which deals out its pairs; for coded weights then one for each row of X."""
     if tl.program_id(0) < EXPERTS:
-        _deal(ids, order, up_tiles, down_tiles, pairs, up_places, down_places, EXPERTS, UP_TOKENS, DOWN_TOKENS, BLOCK)
+        deal(ids, order, up_tiles, down_tiles, pairs, up_places, down_places, EXPERTS, UP_TOKENS, DOWN_TOKENS, BLOCK)
     else:
         _made_ready(x, to, factor, tl.program_id(0) - EXPERTS, K, PADDED, WEIGHT, BLOCK)
 
@@ -50,7 +50,7 @@ def ready(
 
 
 @triton.jit
-def _deal(
+def deal(
     ids, order, up_tiles, down_tiles, pairs, up_places, down_places, EXPERTS: tl.constexpr, UP_TOKENS: tl.constexpr,
     DOWN_TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -140,15 +140,20 @@ def padded(layer: Experts) -> tuple[int, int]:
 
 
 class Compiled:
-    """One launch: a function of moe_tiles.py with its constants, for an architecture, or for Triton's interpreter."""
+    """One launch: a function with its constants, for an architecture, or for Triton's interpreter.
+
+    function: of Triton, whose arguments are among kinds and constants.  Raises CandidateFailed where it does not
+    compile, or keeps values of a thread in memory.
+    """
 
     def __init__(
-        self, function: str, kinds: Mapping[str, str], constants: Mapping[str, int], tile: Tile, name: str, arch: str
-    ) -> None:
-        self._function = getattr(_kernels(), function)
+        self, function: Any, kinds: Mapping[str, str], constants: Mapping[str, int], name: str, arch: str, *,
+        warps: int, stages: int,
+    ) -> None:  # fmt: skip
+        self._function = function
         self._names = self._function.arg_names
         self._constants = {name: constants[name] for name in self._names if name in constants}
-        self._tile = tile
+        self._options = {"num_warps": warps, "num_stages": stages}
         self._kernel: Any = None
         if is_interpreted(self._function):
             return
@@ -156,9 +161,8 @@ class Compiled:
 
         signature = {n: "constexpr" if n in self._constants else kinds[n] for n in self._names}
         self._kernel = compile_function(
-            self._function, signature, self._constants, name=name, num_warps=tile.warps, num_stages=tile.stages,
-            arch=arch,
-        )  # fmt: skip
+            self._function, signature, self._constants, name=name, arch=arch, **self._options
+        )
 
     def load(self) -> None:
         """On the current device. Raises CandidateFailed where the driver refuses, Declined for lack of memory."""
@@ -180,7 +184,7 @@ class Compiled:
         # the interpreter takes no None for a pointer; what is not there is never read
         there = next(value for value in given.values() if hasattr(value, "data_ptr"))
         given = {name: there if value is None else value for name, value in given.items()}
-        self._function[grid](**given, **self._constants, num_warps=self._tile.warps, num_stages=self._tile.stages)
+        self._function[grid](**given, **self._constants, **self._options)
 
 
 def compiled(layer: Experts, up: Tile, down: Tile, arch: str) -> dict[str, Compiled]:
@@ -213,7 +217,10 @@ def compiled(layer: Experts, up: Tile, down: Tile, arch: str) -> dict[str, Compi
     def made(function: str, n: int, k: int, tile: Tile, more: Mapping[str, str] = {}, **values: int) -> Compiled:
         cut = {"BLOCK_N": tile.rows, "BLOCK_M": tile.tokens, "BLOCK_K": tile.block_k, "WARPS": tile.warps}
         name = symbol(f"{NAME}_{function}", n, k, tile.tokens)
-        return Compiled(function, {**kinds, **more}, {**common, **cut, **values}, tile, name, arch)
+        return Compiled(
+            getattr(_kernels(), function), {**kinds, **more}, {**common, **cut, **values}, name, arch,
+            warps=tile.warps, stages=tile.stages,
+        )  # fmt: skip
 
     found = {
         "begin": made("begin", layer.experts, layer.width, small, K=layer.width, PADDED=width),

@@ -103,6 +103,7 @@ CASES = [
     lambda: case("int4", "gelu", "64.16.256.4.2", "64.16.128.4.1", width=256, inter=128, group=128, weighted=True),
     lambda: case("mxfp4", "swiglu", "64.16.128.4.2", "64.16.128.4.2", bias=True, long=True, twice=True),
 ]
-make_quick()
-for number in sys.argv[1:]:
-    CASES[int(number)]()
+if __name__ == "__main__":
+    make_quick()
+    for number in sys.argv[1:]:
+        CASES[int(number)]()

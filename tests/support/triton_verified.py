@@ -4,8 +4,7 @@ import json
 import sys
 
 import torch
-import triton.language as tl
-import triton.runtime.interpreter as interpreter
+from interpreted_types import teach_fp8_and_bf16
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
@@ -39,30 +38,6 @@ CASES = (
         Candidate.of("triton", **SCALED, swap=0),
     ),
 )
-
-
-def teach_fp8_and_bf16() -> None:
-    """The interpreter takes NaN of e4m3 for 480, and cuts off where a device rounds to bf16."""
-    dot, cast = interpreter.InterpreterBuilder.create_dot, interpreter.InterpreterBuilder.cast_impl
-
-    def widened(handle):
-        if handle.dtype.scalar != tl.float8e4nv:
-            return handle
-        values = torch.from_numpy(handle.data).view(torch.float8_e4m3fn).float()
-        return interpreter.TensorHandle(values.numpy(), tl.float32)
-
-    def create_dot(self, a, b, d, precision, imprecise):
-        return dot(self, widened(a), widened(b), d, precision, imprecise)
-
-    def cast_impl(self, src, dst_type):
-        if (src.dtype.scalar, dst_type.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, src, dst_type)
-        bits = torch.from_numpy(src.data).bfloat16().view(torch.uint16).numpy()
-        return interpreter.TensorHandle(bits, tl.bfloat16)
-
-    for name in ("create_fp_trunc", "cast_impl"):
-        setattr(interpreter.InterpreterBuilder, name, cast_impl)
-    interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 def scaled_groups(x, w, scale_x, scale_w, offs):
