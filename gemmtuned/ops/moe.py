@@ -101,9 +101,8 @@ def fused_moe(
     doweight_stage1: topk_weight multiplies the first product, before bias1, instead of the second.
     quant_type and w1_scale, w2_scale, which multiply: per_Tensor [E], per_Token [E, rows], per_1x128 and per_128x128
     [E, rows / 128, columns / 128], per_1x32 (MXFP4) e8m0 [E, rows, columns / 32], per_Group [E, rows, columns / group].
-    quantize_activations: X and H may be quantised to e4m3 in groups of 128, as AITER and engines do with such weights,
-    where a kernel gains from it: on a GPU, weights of e4m3 with per_1x128 or per_128x128.  Results are then some 0.05
-    of their size from exact ones, in place of 0.003.
+    quantize_activations: X and H may be quantised to e4m3, as AITER does, where a kernel gains: on GPUs, weights of
+    e4m3 with per_1x128 or per_128x128.  Results are then some 0.05 of their size from exact ones, and else 0.003.
     num_local_tokens: how many rows are real; the others become zeros.  dtype: of Y, hidden_states' unless given.
     a2_scale, block_size_M, moe_sorting_dispatch_policy, splitk choose among AITER's kernels: taken and not used.
 
@@ -111,9 +110,8 @@ def fused_moe(
     """
     if hidden_pad or intermediate_pad:
         raise GemmtunedError("hidden_pad and intermediate_pad are not done here: hand weights of the real sizes")
-    how = how_of(activation, quant_type, w1, w2, weighted=doweight_stage1, interleaved=interleaved)
-    if quantize_activations and how.quant == "128x128" and w1.dtype == w2.dtype == torch.float8_e4m3fn:
-        how = replace(how, activations="1x128")
+    flags = {"weighted": doweight_stage1, "interleaved": interleaved, "quantised": quantize_activations}
+    how = how_of(activation, quant_type, w1, w2, **flags)
     given = (
         hidden_states, w1, w2, topk_weight, topk_ids, w1_scale, w2_scale, a1_scale, bias1, bias2, how, expert_mask,
         num_local_tokens, dtype,
@@ -121,11 +119,7 @@ def fused_moe(
     if torch.compiler.is_compiling() and not is_exporting() and wants_derivatives(*given[:10]):
         return _beside_the_graph(*given) if _has_way_beside() else _eager(*given)
     if torch.compiler.is_compiling() or _is_traced(hidden_states):
-        found: Tensor = _operator(
-            hidden_states, w1, w2, topk_weight, topk_ids, expert_mask, how.act, how.gated, interleaved, how.weighted,
-            how.quant, w1_scale, w2_scale, a1_scale, num_local_tokens, dtype, bias1, bias2, how.activations,
-        )  # fmt: skip
-        return found
+        return _through_operator(*given)
     return _eager(*given)
 
 
@@ -136,6 +130,18 @@ def _eager(
 ) -> Tensor:  # fmt: skip
     found = operands_of(x, w1, w2, weights, ids, scale1, scale2, scale_x, bias1, bias2, how=how, dtype=dtype)
     return _run(found, how, mask, tokens).to(dtype or found.x.dtype)
+
+
+def _through_operator(
+    x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, scale1: Tensor | None, scale2: Tensor | None,
+    scale_x: Tensor | None, bias1: Tensor | None, bias2: Tensor | None, how: How, mask: Tensor | None,
+    tokens: Tensor | None, dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    found: Tensor = _operator(
+        x, w1, w2, weights, ids, mask, how.act, how.gated, how.interleaved, how.weighted, how.quant, scale1, scale2,
+        scale_x, tokens, dtype, bias1, bias2, how.activations,
+    )  # fmt: skip
+    return found
 
 
 _beside_the_graph: Callable[..., Tensor] = _eager

@@ -23,8 +23,14 @@ _QUANTS: Final = {  # AITER's names, in small letters; the place is its number
 _GROUPS: Final = {"per_group": "int4"}
 
 
-def how_of(activation: Any, quant_type: Any, w1: Tensor, w2: Tensor, *, weighted: bool, interleaved: bool) -> How:
-    """What is computed. activation, quant_type: AITER's members, ours, their names, or their numbers."""
+def how_of(
+    activation: Any, quant_type: Any, w1: Tensor, w2: Tensor, *, weighted: bool, interleaved: bool,
+    quantised: bool = False,
+) -> How:  # fmt: skip
+    """What is computed. activation, quant_type: AITER's members, ours, their names, or their numbers.
+
+    quantised: the caller lets X and H be quantised, which is done beside weights of e4m3 with scales of blocks.
+    """
     act = _named(activation, "activation", dict(enumerate(_ACT_NUMBERS)), _ACTS)
     quant = _named(quant_type, "quant_type", {**dict(enumerate(_QUANTS)), 100: "per_group"}, {**_QUANTS, **_GROUPS})
     if w1.dim() != 3 or w2.dim() != 3:
@@ -42,7 +48,11 @@ def how_of(activation: Any, quant_type: Any, w1: Tensor, w2: Tensor, *, weighted
     gated = w1.shape[1] == 2 * inter
     if not gated and (act == "swiglu" or interleaved):
         raise GemmtunedError(f"w1 has no gate rows, which activation {act}, interleaved={interleaved} needs")
-    return How(act=act, gated=gated, interleaved=interleaved, weighted=bool(weighted), quant=quant)
+    in_groups = quantised and quant == "128x128" and w1.dtype == w2.dtype == torch.float8_e4m3fn
+    return How(
+        act=act, gated=gated, interleaved=interleaved, weighted=bool(weighted), quant=quant,
+        activations="1x128" if in_groups else "none",
+    )  # fmt: skip
 
 
 def operands_of(
