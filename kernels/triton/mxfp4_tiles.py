@@ -33,6 +33,7 @@ from gemmtuned.kernels.triton.kernel import TritonKernel, is_interpreted
 from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
 from gemmtuned.kernels.triton.split_k import add_slices_and_store
 from gemmtuned.kernels.triton.to_shared import splits
+from gemmtuned.kernels.triton.weight_only_tiles import FITS
 
 NAME: Final = "mxfp4_tiles"
 _GROUP: Final = 32  # values of K with one scale
@@ -47,10 +48,7 @@ _DECODED: Final = (
 )  # fmt: skip
 _AT_FIRST: Final = {(128, 3): 1.0, (256, 3): 1.02, (128, 4): 1.03, (256, 4): 1.05}  # so that others of its shape follow
 _WORDS: Final = {**PARAMETERS, "scale_x": "scale_x.ptr", "scale_w": "scale_w.ptr"}
-# By which candidates are put in order: us to begin, of a MB of W, of a MB of sums of slices of K, and of 128 of K of
-# the busiest unit for each 128 rows that are decoded, and for 8192 sums; as they lie a guess for all of such a step
-_START_US, _READ_MB_US, _SUMS_MB_US, _DECODE_US, _MULTIPLY_US = 4.4, 0.102, 1.18, 0.116, 0.415
-_STEP_US: Final = 0.1
+_STEP_US: Final = 0.1  # a guess: of 128 of K and 8192 sums on the busiest unit, where codes go to the tensor core
 
 
 @triton.jit
@@ -213,12 +211,13 @@ def estimate_us(problem: Problem, device: Device, config: Config, *, decoded: bo
     rows, tokens, block_k, split = (config[n] for n in ("rows", "tokens", "block_k", "split"))
     tiles = -(-p.n // rows) * -(-p.m // tokens)
     steps = -(-tiles * split // device.units) * -(-p.k // (block_k * split)) * block_k / 128
+    costs = FITS["all"]
     if decoded:
-        each = _MULTIPLY_US * rows * tokens / 8192 + _DECODE_US * (rows + tokens) / 128
+        each = costs.multiply_us * rows * tokens / 8192 + costs.decode_us * (rows + tokens) / 128
     else:
         each = _STEP_US * (1 + rows * tokens / 8192)
     sums = split * rows * tokens * tiles * 4 / 1e6 if split > 1 else 0.0
-    return _START_US + _READ_MB_US * p.n * p.k / 2e6 + _SUMS_MB_US * sums + steps * each
+    return costs.start_us + costs.read_mb_us * p.n * p.k / 2e6 + costs.sums_mb_us * sums + steps * each
 
 
 KERNEL: Final = TritonKernel(
