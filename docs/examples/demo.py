@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from gemmtuned.commands.cpu_of_others import crowd
 from gemmtuned.configs.solution import cpu_device
 from gemmtuned.reports.comparison import ratio
 
@@ -67,6 +68,12 @@ def taken_by_others() -> float:
 
 def say(text: str = "") -> None:
     print(f"[{time.monotonic() - STARTED:5.0f} s] {text}" if text else "", flush=True)
+
+
+def warn_of(load: str) -> None:
+    """Say at the start that what follows may be missed for want of CPU time. load: "" where there is none."""
+    if load:
+        say(f"other programs use this machine ({load}): the daemon waits for them, and promises may be missed below")
 
 
 class Server:
@@ -232,6 +239,7 @@ def main() -> int:
     HOME.mkdir()
     if subprocess.run([sys.executable, "-m", "gemmtuned.hooks.native.build"], check=False, cwd=HOME).returncode:
         sys.exit("the native hook cannot be built here; freeze needs it. Install g++ and try again")
+    warn_of(crowd())
     say(f"starting three servers: Qwen3-0.6B layers ({args.layers} of 28), fp32 and bf16, {args.threads} threads")
     servers = {name: Server(name, args) for name in ("stock", "hooked", "frozen")}
     for server in servers.values():

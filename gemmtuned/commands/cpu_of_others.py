@@ -24,3 +24,12 @@ class Others:
         every, own = psutil.cpu_times(), os.times()
         busy_s = every.user + every.nice + every.system
         return float(busy_s - own.user - own.system - own.children_user - own.children_system)
+
+
+def crowd() -> str:
+    """`load 12.0 on 2 CPUs` where more threads want a CPU than there are; "" elsewhere, and where nobody says it."""
+    try:
+        load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    except OSError:
+        return ""
+    return f"load {load:.1f} on {cpus} CPUs" if load > cpus else ""

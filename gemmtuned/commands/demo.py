@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from gemmtuned.commands.cpu_of_others import Others
+from gemmtuned.commands.cpu_of_others import Others, crowd
 from gemmtuned.commands.native_library import build_before
 from gemmtuned.commands.options import settings
 from gemmtuned.configs.errors import TryLater
@@ -37,9 +37,9 @@ def demo(
     if home is not None and folder.exists() and any(folder.iterdir()):
         raise typer.BadParameter(f"{folder} is not empty: name a new folder")
     build_before([sys.executable], settings())
-    crowd = _load()
-    if crowd:
-        complain(f"other programs use this machine ({crowd}): times say little then, and nothing may be found")
+    load = crowd()
+    if load:
+        complain(f"other programs use this machine ({load}): times say little then, and nothing may be found")
     others = Others()
     try:
         result = run(folder, say=_say)
@@ -81,15 +81,6 @@ def _forget(folder: Path, home: Path | None) -> None:
     """Remove the new folder, where the user named none."""
     if home is None:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _load() -> str:
-    """`load 12.0 on 2 CPUs` where more threads want a CPU than there are; "" elsewhere, and where nobody says it."""
-    try:
-        load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    except OSError:
-        return ""
-    return f"load {load:.1f} on {cpus} CPUs" if load > cpus else ""
 
 
 def _of_cpus(share: float) -> str:

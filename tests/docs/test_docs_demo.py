@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import runpy
 from pathlib import Path
@@ -67,3 +68,16 @@ def test_a_goal_above_one_is_reached_by_the_median(demo: dict[str, Any], monkeyp
     monkeypatch.setitem(demo["reached"].__globals__, "has_bf16_kernels", lambda: True)
     assert demo["reached"](served(1, 1.3, 0.02), "hooked", "bf16")[1]
     assert not demo["reached"](served(1, 1.1, 0.02), "hooked", "bf16")[1]
+
+
+def test_a_machine_that_others_use_is_named_before_anything_is_measured(
+    demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpus = os.cpu_count() or 1
+    for load, told in ((cpus + 0.6, f"load {cpus + 0.6:.1f} on {cpus} CPUs"), (cpus - 0.1, "")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        demo["warn_of"](demo["crowd"]())
+        said = capsys.readouterr().out
+        assert told in said and bool(said) is bool(told)
+    source = DEMO.read_text()
+    assert source.index("warn_of(crowd())") < source.index("servers = {name: Server(")
