@@ -44,7 +44,7 @@ ENGINES: Final = {
     "gemmtuned": ("any, by `gemmtuned.ops`", "by its program"),
 }
 _REAL: Final = "a real server on a CPU (`make engines`)"
-_LAID: Final = "a stand-in of its schema (`test_hooks_foreign.py`)"
+_LAID: Final = "a stand-in of its schema (`test_hooks_foreign_table.py`)"
 # torch's own operators, which most linears of every engine arrive at: engine, path, recorded as, routed, since, tested
 TORCHS: Final = f"""
 vLLM 0.32 | linears in bf16, fp16 and fp32 | dense, batched, dense_add | yes | 0.1.0 | {_REAL}

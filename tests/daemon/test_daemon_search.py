@@ -8,55 +8,21 @@ import planted_kernels as planted
 import pytest
 import torch
 from noise import NoisyClock
-from planted_kernels import Planted
+from planted_table import PROBLEM, Table
 
-from gemmtuned.configs.engine_races import FASTER, Peer, peers_of, standing
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Environment, Solution, cpu_device
-from gemmtuned.daemon.child import engines, last_check, races
+from gemmtuned.configs.solution import Candidate, Solution, cpu_device
 from gemmtuned.daemon.child.measure import Arm, Race
-from gemmtuned.daemon.child.measure_cuda import Condition, GraphClock
 from gemmtuned.daemon.child.outcome import Entrant, preferred
 from gemmtuned.daemon.child.races import SCREEN_PAIRS
 from gemmtuned.daemon.child.search import tune_modes
-from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.daemon.protocol.wire import RACING, Trial
 from gemmtuned.kernels import backends as registry
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.kernel import StatelessKernel
 
-PROBLEM = Problem(m=4, n=16, k=32, dtype="fp32", threads=1)
 TORCH = Candidate("torch")
-ENGINE = "_C::cutlass_scaled_mm"
-
-
-class Table:
-    """A registry of torch and planted backends, and a search over it under a made-up clock."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.monkeypatch = monkeypatch
-        self.backends = {"torch": BACKENDS["torch"]}
-        self.reports: list[Trial] = []
-        monkeypatch.setattr(registry, "BACKENDS", self.backends)
-        monkeypatch.setattr(last_check, "OFTEN_S", 0.02)
-        monkeypatch.setattr(last_check, "THREADS_S", 0.02)
-        monkeypatch.setattr("gemmtuned.daemon.child.search.BACKENDS", self.backends)
-
-    def plant(self, name: str, kernel=planted.right) -> Planted:
-        self.backends[name] = Planted(name, kernel)
-        return self.backends[name]
-
-    def tune(self, clock, members=(PROBLEM,), covers="exact", target=None, skip=(), seed=1, **options) -> Solution:
-        environment = Environment(cpu_device(), dict.fromkeys(self.backends, "1"))
-        self.reports.clear()
-        return tune_modes(
-            members, covers, target or members[0], environment, mode="eager", skip=skip, emit=self.reports.append,
-            clock=clock, seed=seed, options=SearchOptions(**options),
-        )[0]  # fmt: skip
-
-    def phases(self, name: str) -> list[tuple[str, str]]:
-        return [(r.phase, r.outcome) for r in self.reports if r.candidate.backend == name]
 
 
 @pytest.fixture
@@ -293,123 +259,6 @@ def test_the_reports_tell_each_step_as_it_happens(table):
     assert "race=2 m=4 gain=1.3" in confirm.note
 
 
-def test_a_wrong_candidate_is_never_published_however_fast(table):
-    table.plant("wrong", planted.dropped_tail)
-    table.plant("right")
-    solution = table.tune(quiet(wrong=50.0, right=150.0))
-    assert solution.backend == "right"
-    assert ("verify", "wrong") in table.phases("wrong")
-    assert all(phase != "confirm" for phase, _ in table.phases("wrong"))
-
-
-class RunningClock(NoisyClock):
-    """Runs what it makes times up for, and looks at results, as a real one does."""
-
-    def us(self, arm, copies):
-        for i in copies:
-            arm.look(arm.calls[i]())
-        return super().us(arm, copies)
-
-
-def running(**true_us: float) -> RunningClock:
-    return RunningClock(true_us, jitter=0.01, drift=0.002, burst=0.0, second=0.0)
-
-
-def test_a_candidate_that_goes_wrong_while_it_wins_is_found_in_the_race(table):
-    def wrong_in_races(a, b, bias):
-        raced = any(r.phase == "verify" for r in table.reports)
-        return planted.right(a, b, bias) * (0 if raced else 1)
-
-    table.plant("late", wrong_in_races)
-    assert table.tune(running(late=100.0)).state == "default_best"
-    assert table.phases("late")[-1] == ("confirm", "wrong")
-    assert "while it was raced" in table.reports[-1].note
-
-
-def test_a_candidate_that_goes_wrong_after_its_races_is_found_and_the_next_best_wins(table):
-    def wrong_after_races(a, b, bias):
-        races = sum(r.phase == "confirm" and r.candidate.backend == "late" for r in table.reports)
-        return planted.right(a, b, bias) * (0 if races == 2 else 1)
-
-    table.plant("late", wrong_after_races)
-    table.plant("right")
-    assert table.tune(running(late=100.0, right=150.0)).backend == "right"
-    assert table.phases("late")[-1] == ("verify", "wrong")
-
-
-def test_a_candidate_whose_very_first_call_is_wrong_is_not_published(table):
-    calls = []
-
-    def wrong_at_first(a, b, bias):
-        calls.append(1)
-        return planted.right(a, b, bias) * (0 if len(calls) == 1 else 1)
-
-    table.plant("first", wrong_at_first)
-    assert table.tune(running(first=100.0)).state == "default_best"
-    assert any("its first call" in r.note for r in table.reports if r.outcome == "wrong")
-
-
-def test_a_default_that_changes_in_a_race_tells_that_the_challenger_writes_where_it_may_not(table):
-    def spoils_x(a, b, bias):
-        y = planted.right(a, b, bias)
-        if any(r.phase == "verify" for r in table.reports):
-            a[0, 0] += 100.0
-        return y
-
-    table.plant("spoils", spoils_x)
-    assert table.tune(running(spoils=100.0)).state == "default_best"
-    assert ("confirm", "wrong") in table.phases("spoils")
-
-
-@pytest.mark.parametrize("error", [KeyError("x"), AttributeError("y"), ZeroDivisionError("z"), AssertionError()])
-def test_whatever_a_candidate_raises_costs_that_candidate_only(table, error):
-    def raises(a, b, bias):
-        raise error
-
-    table.plant("raises", raises)
-    table.plant("right")
-    assert table.tune(quiet(right=150.0)).backend == "right"
-    assert ("screen", "refused") in table.phases("raises")
-
-
-def test_a_candidate_that_raises_is_refused_and_the_search_goes_on(table):
-    table.plant("raises", planted.raises)
-    table.plant("right")
-    assert table.tune(quiet(right=150.0)).backend == "right"
-    assert table.phases("raises") == [("start", "ok"), ("screen", "refused")]
-    refused = next(r for r in table.reports if r.outcome == "refused")
-    assert refused.note == "RuntimeError: no kernel image is available"
-
-
-def test_whatever_runs_was_announced_by_the_last_start(table):
-    """The parent blames a crash on the candidate whose start came last."""
-
-    def spy(name):
-        def call(a, b, bias):
-            assert [r for r in table.reports if r.phase == "start"][-1].candidate == Candidate(name)
-            return planted.right(a, b, bias)
-
-        return call
-
-    for name in ("one", "two"):
-        table.plant(name, spy(name))
-    solution = table.tune(RunningClock({"one": 150.0, "two": 140.0}, jitter=0.01, burst=0.0, drift=0.0))
-    assert solution.backend == "two"
-
-
-def test_skipped_candidates_are_not_touched(table):
-    bad = table.plant("bad")
-    assert table.tune(quiet(bad=100.0), skip={Candidate("bad")}).state == "default_best"
-    assert bad.prepared == 0
-    with pytest.raises(CandidateFailed, match="failed before"):
-        table.tune(quiet(), skip={TORCH})
-
-
-def test_a_problem_that_torch_itself_cannot_run_says_so(table):
-    with pytest.raises(CandidateFailed, match="family scaled"):
-        table.tune(quiet(), members=(Problem(family="scaled", m=4, n=16, k=16, dtype="fp8_e4m3", threads=1),))
-
-
 MEMBERS = tuple(PROBLEM.with_m(m) for m in (17, 24, 31))
 
 
@@ -443,128 +292,6 @@ def test_a_bucket_needs_right_results_at_every_member(table):
     assert table.tune(quiet(fast=100.0), MEMBERS, "fine", PROBLEM.with_m(32)).state == "default_best"
     assert ("verify", "wrong") in table.phases("fast")
     assert "confirm" not in dict(table.phases("fast")), "it raced before it was known to be right"
-
-
-def no_image(a, b, bias=None):
-    raise RuntimeError("no kernel image is available")
-
-
-def test_the_winner_is_raced_with_engines_kernels_that_are_here(table, monkeypatch):
-    monkeypatch.setattr(engines, "FAMILY", PROBLEM.family)
-    table.plant("fast")
-    table.plant("vllm_cutlass")
-    table.plant("sglang_fp8", no_image)
-    solution = table.tune(quiet(fast=150.0, vllm_cutlass=180.0))
-
-    peers = peers_of(solution.beside)
-    assert solution.backend == "fast" and set(peers) == {"vllm_cutlass", "sglang_fp8"}
-    assert peers["sglang_fp8"] == Peer("1", None)
-    assert peers["vllm_cutlass"].version == "1" and 1.1 < peers["vllm_cutlass"].low < 180 / 150
-    [told] = [r for r in table.reports if r.candidate.backend == "vllm_cutlass" and "race with fast" in r.note]
-    assert told.us == pytest.approx(180, rel=0.05)
-    assert standing(ENGINE, "fast", solution.beside, "1").won
-
-
-@pytest.mark.parametrize(("us", "wins"), [(151.0, "fast"), (100.0, "vllm_cutlass"), (300.0, "torch")])
-def test_an_engines_kernel_that_does_not_lose_keeps_its_calls(table, us, wins):
-    """A tie that the simpler backend has, the engine's own kernel as the winner, and torch's own as the best of all."""
-    table.plant("fast").order -= 1
-    table.plant("vllm_cutlass")
-    solution = table.tune(quiet(fast=150.0 if us < 200 else 250.0, vllm_cutlass=us))
-    assert solution.backend == wins
-    assert 0.5 < peers_of(solution.beside)["vllm_cutlass"].low < (2 if wins == "torch" else FASTER)
-    assert wins == "torch" or not standing(ENGINE, wins, solution.beside, "1").won
-
-
-def test_what_an_engines_kernel_takes_at_its_best_member_counts(table):
-    table.plant("fast")
-    table.plant("vllm_cutlass")
-
-    class FastAtLargest(NoisyClock):
-        def forget(self, arm): ...
-
-        def us(self, arm, copies):
-            wins = arm.name == "vllm_cutlass" and arm.calls[0]().shape[0] == 31
-            return super().us(arm, copies) * (0.8 if wins else 1)
-
-    clock = FastAtLargest({"fast": 150.0, "vllm_cutlass": 180.0}, jitter=0.01, drift=0.0, burst=0.0, second=0.0)
-    solution = table.tune(clock, MEMBERS, "fine", PROBLEM.with_m(32))
-    assert solution.backend == "fast" and peers_of(solution.beside)["vllm_cutlass"].low < 1
-
-
-def test_an_engines_kernel_that_was_not_to_be_tried_is_not_said_to_be_unable(table, monkeypatch):
-    monkeypatch.setattr(engines, "FAMILY", PROBLEM.family)
-    for name in ("fast", "vllm_cutlass"):
-        table.plant(name)
-    clock = quiet(fast=150.0, vllm_cutlass=180.0)
-    assert table.tune(clock, only=(Candidate("fast"),)).beside == ""
-    assert table.tune(clock, skip=(Candidate("vllm_cutlass"),)).beside == '{"vllm_cutlass":["1",null]}'
-
-
-def test_a_problem_that_no_engines_operator_calls_says_nothing_of_their_kernels(table):
-    """Versions that know nothing of them read its row, too."""
-    table.plant("fast")
-    table.plant("vllm_cutlass", no_image)
-    assert "beside" not in table.tune(quiet(fast=150.0)).to_row()
-
-
-def test_a_winner_whose_result_is_wrong_beside_an_engines_kernel_is_not_published(table):
-    """Not before, and not after: of all its calls only some of this race are wrong."""
-    racing = []
-
-    def right_alone(a, b, bias):
-        return planted.right(a, b, bias) + (1 if racing else 0)
-
-    class Watching(NoisyClock):
-        def us(self, arm, copies):
-            racing[:] = [1] if arm.watch is not None and "vllm_cutlass" in (arm.name, *self.calls[-1:]) else []
-            arm.look(arm.calls[copies[0]]())
-            racing.clear()
-            return super().us(arm, copies)
-
-    table.plant("fast", right_alone)
-    table.plant("good")
-    table.plant("vllm_cutlass")
-    true_us = {"fast": 100.0, "good": 150.0, "vllm_cutlass": 180.0}
-    solution = table.tune(Watching(true_us, jitter=0.01, drift=0.0, burst=0.0, second=0.0))
-    assert solution.backend == "good" and set(peers_of(solution.beside)) == {"vllm_cutlass"}
-    assert table.phases("fast")[-1] == ("confirm", "wrong")
-    assert ("confirm", "refused") not in table.phases("vllm_cutlass")
-
-
-class Graphs(NoisyClock, GraphClock):
-    """A clock as of a GPU; the first graph of an engine's kernel that is raced in earnest finds no memory."""
-
-    has_memory = False
-
-    def us(self, arm: Arm, copies: Sequence[int]) -> float:
-        if arm.name == "vllm_cutlass" and arm.watch is not None and not self.has_memory:
-            self.has_memory = True
-            raise RuntimeError("CUDA out of memory")
-        return super().us(arm, copies)
-
-    def launches(self, arm: Arm) -> int:
-        return 1
-
-    def look(self, arm: Arm) -> None: ...
-
-    def keep_busy(self, arms: Sequence[Arm], seconds: float) -> None: ...
-
-    def condition(self) -> Condition:
-        return Condition(None, ())
-
-    def host_us(self, arm: Arm, *, blocks: int = 15, calls: int = 16) -> float:
-        return 5.0
-
-
-def test_a_race_with_an_engines_kernel_that_gives_operands_away_loses_no_verdict(table, monkeypatch):
-    monkeypatch.setattr(races, "REST_S", 0.0)
-    table.plant("fast")
-    table.plant("vllm_cutlass")
-    clock = Graphs({"fast": 150.0, "vllm_cutlass": 230.0}, jitter=0.01, drift=0.0, burst=0.0, second=0.0)
-    solution = table.tune(clock)
-    assert clock.has_memory and solution.backend == "fast"
-    assert peers_of(solution.beside)["vllm_cutlass"].low > 1.1
 
 
 def test_a_win_in_one_race_only_is_not_published(table):

@@ -19,7 +19,7 @@ from gemmtuned.configs.hint import Hint
 from gemmtuned.configs.problem import COLUMNS
 from gemmtuned.configs.processes import pid_namespace
 from gemmtuned.configs.sighting import Session
-from gemmtuned.configs.solution import Candidate, Environment
+from gemmtuned.configs.solution import Candidate
 from gemmtuned.db import ask, queries
 from gemmtuned.db.store import Store
 
@@ -201,84 +201,6 @@ def test_what_a_solution_saved_is_counted_from_its_hits_since_it_was_published(s
 
     saved = {row["covers"]: (row["hit_calls"], row["saved_us"]) for row in queries.solutions(store.path)}
     assert saved == {"exact": (30, 150.0), "fine": (7, 14.0)}
-
-
-HOUR_0 = 1_800_000_000.0 // HOUR * HOUR  # an hour begins
-
-
-def call(store: Store, calls: int = 100, *, environment: Environment = NEW, now_s: float = HOUR_0) -> None:
-    """Let a program call the solution in use."""
-    store.sightings.add("r", environment, [saw(problem(), calls, "exact")], now_s=now_s)
-
-
-def hits(store: Store) -> list[int]:
-    """Calls that each solution served, the oldest first."""
-    found_rows = queries.solutions(store.path, live=False)
-    return [row["hit_calls"] for row in sorted(found_rows, key=lambda row: (row["generation"], row["published"]))]
-
-
-def test_hits_are_those_of_the_solution_in_use_when_they_came(store: Store) -> None:
-    for us, calls in ((5.0, 1), (4.0, 20), (4.5, 300)):  # all within one hour
-        store.solutions.install(None, [found(problem(), us=us)], environment=NEW, now_s=HOUR_0)
-        call(store, calls)
-
-    assert hits(store) == [1, 20, 300]
-    assert queries.saved_us(store.path) == pytest.approx(1 * 5 + 20 * 6 + 300 * 5.5)
-
-
-def test_hits_of_a_rollback_are_those_of_what_came_back(store: Store) -> None:
-    first = store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
-    call(store, 1)
-    store.solutions.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
-    call(store, 20)
-    store.curation.roll_back(first, now_s=HOUR_0 + 2 * HOUR)
-    call(store, 300)
-
-    assert hits(store) == [1, 20, 300]
-
-
-def test_a_solution_that_is_withdrawn_keeps_its_hits_and_gets_no_more(store: Store) -> None:
-    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
-    call(store, 5)
-    store.solutions.withdraw([problem()], reason="test", now_s=HOUR_0)
-    call(store, 70)  # of a program that has not reloaded yet
-    assert hits(store) == [5]
-
-    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0 + 2 * HOUR)
-    call(store, 300)
-    assert hits(store) == [5, 300]
-
-
-def test_what_came_while_another_was_pinned_was_never_called(store: Store) -> None:
-    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
-    store.curation.pin([problem()], now_s=HOUR_0)
-    store.solutions.install(None, [found(problem(), us=4.0)], environment=NEW, now_s=HOUR_0 + HOUR)
-    call(store, 300)
-
-    assert hits(store) == [300, 0]
-
-
-def test_hits_go_to_a_later_solution_only_where_it_serves_them(store: Store) -> None:
-    shared = found(problem(), OLD, "triton")  # of a stamp that both environments have
-    store.solutions.install(None, [shared], environment=OLD, now_s=HOUR_0)
-    call(store, 1)
-    call(store, 7, environment=OLD)
-    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
-    call(store, 30, environment=OLD)  # which has lost its solution
-    call(store, 200)
-
-    assert hits(store) == [8, 200]
-
-
-def test_hits_survive_the_roll_up_and_the_forgetting_of_another_problem(store: Store) -> None:
-    store.solutions.install(None, [found(problem()), found(problem(16), covers="fine")], environment=NEW, now_s=HOUR_0)
-    call(store, 5)
-    store.sightings.add("r", NEW, [saw(problem(12), 9, "padded")], now_s=HOUR_0)
-    store.sightings.add("r", NEW, [saw(problem(40), 3)], now_s=HOUR_0)
-    store.curation.forget([problem(40)], now_s=HOUR_0)
-    store.rollup.roll_up(now_s=HOUR_0 + 400 * DAY)
-
-    assert sorted(hits(store)) == [5, 9]
 
 
 @pytest.mark.parametrize(

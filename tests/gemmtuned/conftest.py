@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from command_line import Cli, environment
+from table_commands import run as run
+from tune_command import typed as typed
 
 from gemmtuned.cli import build
 

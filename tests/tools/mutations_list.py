@@ -83,8 +83,8 @@ MUTATIONS: Final = (
         "if sha256(data).hexdigest() != file.sha256:",
         "if not file.sha256:",
         (
-            "hooks/test_hooks_watch.py::test_what_cannot_be_trusted_is_refused_with_one_line",
-            "hooks/test_hooks_watch.py::test_a_table_cut_anywhere_is_refused",
+            "hooks/test_hooks_watch_refused.py::test_what_cannot_be_trusted_is_refused_with_one_line",
+            "hooks/test_hooks_watch_refused.py::test_a_table_cut_anywhere_is_refused",
         ),
     ),
     M(
@@ -100,8 +100,8 @@ MUTATIONS: Final = (
         "if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):",
         "if facts.st_mode & stat.S_IWGRP & stat.S_IWOTH:",
         (
-            "hooks/test_hooks_watch.py::test_what_cannot_be_trusted_is_refused_with_one_line",
-            "hooks/test_hooks_watch.py::test_a_table_cut_anywhere_is_refused",
+            "hooks/test_hooks_watch_refused.py::test_what_cannot_be_trusted_is_refused_with_one_line",
+            "hooks/test_hooks_watch_refused.py::test_a_table_cut_anywhere_is_refused",
         ),
     ),
     M(
@@ -152,7 +152,7 @@ MUTATIONS: Final = (
         "daemon/seats/outbox.py",
         "                self.trouble = str(err)\n                return False",
         "                self.trouble = str(err)\n                self._waiting.clear()\n                return False",
-        ("daemon/test_daemon_service.py",),
+        ("daemon/test_daemon_busy_store.py",),
     ),
     M(
         "a wrong element outside the sampled rows passes",
@@ -189,8 +189,8 @@ MUTATIONS: Final = (
         "if manifest.generation < newer_than:",
         "if manifest.generation < 0:",
         (
-            "hooks/test_hooks_watch.py::test_what_cannot_be_trusted_is_refused_with_one_line",
-            "hooks/test_hooks_watch.py::test_a_table_cut_anywhere_is_refused",
+            "hooks/test_hooks_watch_refused.py::test_what_cannot_be_trusted_is_refused_with_one_line",
+            "hooks/test_hooks_watch_refused.py::test_a_table_cut_anywhere_is_refused",
         ),
     ),
     M(
@@ -207,7 +207,7 @@ MUTATIONS: Final = (
         "    if len(died) <= DEATHS:\n",
         (
             "hooks/test_hooks_probation.py::test_a_death_in_a_routed_call_is_counted_for_its_run_and_generation_alone",
-            "hooks/test_hooks_probation.py::test_a_generation_is_condemned_by_deaths_in_its_kernels_alone",
+            "hooks/test_hooks_probation_programs.py::test_a_generation_is_condemned_by_deaths_in_its_kernels_alone",
         ),
     ),
     M(
@@ -321,7 +321,7 @@ MUTATIONS: Final = (
         "hooks/native/cuda_grouped.h",
         "offsets->scalar_type() == at::kInt && !bias &&",
         "offsets->scalar_type() == at::kInt &&",
-        ("hooks/test_hooks_fake_families.py",),
+        ("hooks/test_hooks_fake_grouped.py",),
     ),
     M(
         "the counters of a split are not set back",
@@ -414,7 +414,7 @@ MUTATIONS: Final = (
         "daemon/child/engines.py",
         "return min(lows)",
         "return max(lows)",
-        ("daemon/test_daemon_search.py::test_what_an_engines_kernel_takes_at_its_best_member_counts",),
+        ("daemon/test_daemon_search_engines.py::test_what_an_engines_kernel_takes_at_its_best_member_counts",),
     ),
     M(
         "a solution that was raced beside an engine's kernel is raced again for ever",
@@ -429,7 +429,7 @@ MUTATIONS: Final = (
         "raise _WinnerWrong from err",
         "return None",
         (
-            "daemon/test_daemon_search.py::test_a_winner_whose_result_is_wrong_beside_an_engines_kernel_is_not_published",
+            "daemon/test_daemon_search_engines.py::test_a_winner_whose_result_is_wrong_beside_an_engines_kernel_is_not_published",
         ),
     ),
     M(
