@@ -34,7 +34,7 @@ from gemmtuned.hooks.crowd import Crowd
 from gemmtuned.hooks.imports import importing, require_standard
 from gemmtuned.hooks.native import HOW
 from gemmtuned.hooks.pace import about, in_slices
-from gemmtuned.hooks.pending import Notes, Pending, sightings
+from gemmtuned.hooks.pending import Notes, Pending, PutOff, sightings
 
 if TYPE_CHECKING:
     from gemmtuned.db.guest import GuestStore
@@ -193,40 +193,46 @@ class Flusher:
 
     def _flush(self, *, last: bool = False, whole: bool = True) -> bool:
         """Flush once; False when the store was busy, so that the last flush of all should try again."""
+        late = PutOff()
         with self._draining:
             if _no_store:
                 self.dropped += sum(s.calls for s in self._drained())
                 return True
             until_s = clock.monotonic() + (EXIT_S if last else math.inf)
             self.hurried = last
-            for s in in_slices(self._drained(), lambda: self.hurried):
-                self._remember(s)
-                self._is_unread = clock.monotonic() > until_s
-                if self._is_unread:
-                    break
-        noted = [n.collect(keep=self._keep) for n in (self._compiled, self._unserved)]
-        if not self._keep and not self._quarantine:
-            return True
+            with late:
+                for s in in_slices(self._drained(), lambda: self.hurried):
+                    self._remember(s)
+                    self._is_unread = clock.monotonic() > until_s
+                    if self._is_unread:
+                        break
+        for notes in (self._compiled, self._unserved):
+            with late:
+                notes.collect(keep=self._keep)
         beat = self._has_session if last else clock.monotonic() >= self._next_beat_s
         counts = len(self._pending) and (whole or beat or self._pending.is_due)
-        if not counts and not self._quarantine and not any(noted) and not beat:
-            return True
+        is_due = self._keep and (counts or len(self._compiled) or len(self._unserved) or beat)
         try:
-            self._write(beat=beat, last=last)
+            if is_due or self._quarantine:
+                self._write(late, beat=beat, last=last)
+            late.now()
         except (GemmtunedError, OSError) as err:
             self._complain(err, aloud=not last)
             return not isinstance(err, StoreBusy)
         return True
 
     @streams_kept()
-    def _write(self, *, beat: bool, last: bool) -> None:
+    def _write(self, late: PutOff, *, beat: bool, last: bool) -> None:
         now_s = clock.now_s()
         try:
             store = self._open()
             if last:
                 store.at_end()
-            self._unsaid = self._beat() if beat and not last else None
-            is_given = self._give(store, now_s)
+            self._unsaid = None
+            with late:
+                self._unsaid = self._beat() if beat and not last else None
+            has_session = self._has_session or self._unsaid is not None
+            is_given = _give(self, store, late, now_s)
             while self._quarantine:
                 solution, reason, how = self._quarantine[0]
                 self._at(store.sightings.add_quarantine, solution, reason, how=how, run=self.run, now_s=now_s)
@@ -236,7 +242,7 @@ class Flusher:
             elif self._unsaid is not None:
                 self._at(store.sightings.beat, self._unsaid, now_s=now_s)
             if beat or last:
-                self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, True
+                self._next_beat_s, self._has_session = clock.monotonic() + BEAT_S, has_session
             self.complaint, self._busy_since_s = "" if is_given else _LATE, 0.0
         finally:
             if self._store is not None:
@@ -245,34 +251,6 @@ class Flusher:
     def _beat(self) -> Session:
         self._crowd.was_in_the_way()  # it is else asked with timed calls only, which may be rare
         return self._session()
-
-    def _give(self, store: GuestStore, now_s: float) -> bool:
-        """Write all counts and notes, and forget each batch once the store has it. False: time ran out."""
-        unasked: Exception | None = None
-        for place, run, counts in self._pending.batches():
-            if clock.monotonic() > self._write_until_s:
-                return False
-            try:
-                environment = _environment_of(self, place)
-            except Exception as err:  # of a CPU: what ran elsewhere does not wait for it
-                unasked = err
-                continue
-            if environment is None:
-                self.dropped += int(sum(sums[0] for sums in counts.values()))
-            else:
-                told = sightings(counts)
-                self._at(store.sightings.add, run, environment, told, now_s=now_s, session=self._unsaid)
-                self._unsaid = None
-            self._pending.forget(counts, written=environment is not None)
-        if unasked is not None:
-            raise unasked
-        self._pending.all_given()
-        for notes, put in (
-            (self._compiled, partial(store.sightings.add_compiled, self.run)),
-            (self._unserved, store.sightings.add_wanted),
-        ):
-            notes.give(partial(_environment_of, self), partial(self._at, put, now_s=now_s))
-        return True
 
     def _open(self) -> GuestStore:
         path, locks = self._settings.counts
@@ -303,8 +281,40 @@ class Flusher:
         if isinstance(err, StoreBusy) and clock.monotonic() - self._busy_since_s < BUSY_TOLD_S:
             aloud = False  # the next flush tries again
         if aloud and self._told.is_new(text):
-            tell(log, WARNING, "counts stay in memory reason=%s", text)
+            what = "counts stay in memory" if len(self._pending) else "not all about this process is stored"
+            tell(log, WARNING, "%s reason=%s", what, text)
         self.complaint = text
+
+
+def _give(of: Flusher, store: GuestStore, late: PutOff, now_s: float) -> bool:
+    """Write all counts and notes, and forget each batch once the store has it. False: time ran out.
+
+    Those of a CPU that cannot be asked now wait for the next flush; what ran elsewhere does not wait for them.
+    """
+    is_all = True
+    for place, run, counts in of._pending.batches():
+        if clock.monotonic() > of._write_until_s:
+            return False
+        try:
+            environment = _environment_of(of, place)
+        except Exception as err:
+            is_all = late.note(err)
+            continue
+        if environment is None:
+            of.dropped += int(sum(sums[0] for sums in counts.values()))
+        else:
+            told = sightings(counts)
+            of._at(store.sightings.add, run, environment, told, now_s=now_s, session=of._unsaid)
+            of._unsaid = None
+        of._pending.forget(counts, written=environment is not None)
+    if is_all:
+        of._pending.all_given()
+    for notes, put in (
+        (of._compiled, partial(store.sightings.add_compiled, of.run)),
+        (of._unserved, store.sightings.add_wanted),
+    ):
+        notes.give(partial(_environment_of, of), partial(of._at, put, now_s=now_s), late)
+    return True
 
 
 def _environment_of(of: Flusher, place: str) -> Environment | None:

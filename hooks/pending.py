@@ -7,7 +7,7 @@ outcome, phase or label) is due at once, and more calls of one that the store ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.problem import Problem
@@ -103,23 +103,53 @@ class Notes:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def collect(self, *, keep: bool) -> bool:
-        """Take what came, as far as there is room, or drop all; whether there is any."""
+    def collect(self, *, keep: bool) -> None:
+        """Take what came, as far as there is room, or drop all."""
         for note in self._take():
             if keep and len(self._notes) < MAX_COMPILED:
                 self._notes[note] = None
-        return bool(self._notes)
 
-    def give(self, environment_of: Callable[[str], Environment | None], put: Callable[..., object]) -> None:
+    def give(
+        self, environment_of: Callable[[str], Environment | None], put: Callable[..., object], late: PutOff
+    ) -> None:
         """Have `put(environment, [(problem, name), ...], what else)` write all of it, for each place and what else.
 
-        Those of a place without an environment are forgotten.
+        Those of a place without an environment are forgotten, and those of one that raises wait for the next time.
         """
         for rest in {note[2:] for note in self._notes}:
-            environment = environment_of(rest[0])
+            try:
+                environment = environment_of(rest[0])
+            except Exception as err:
+                late.note(err)
+                continue
             if environment is not None:
                 put(environment, [note[:2] for note in self._notes if note[2:] == rest], *rest[1:])
             self._notes = {note: None for note in self._notes if note[2:] != rest}
+
+
+class PutOff:
+    """Errors that must keep no counts back: what is raised inside `with` is raised by `now`, the first of them."""
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> bool:
+        if isinstance(err, Exception):
+            self.note(err)
+        return isinstance(err, Exception)
+
+    def note(self, err: Exception) -> Literal[False]:
+        """Keep it for `now`; False for the caller: something is not done."""
+        self._first = self._first or err
+        return False
+
+    def now(self) -> None:
+        """Raise it, if there is one."""
+        if self._first is not None:
+            raise self._first
 
 
 def sightings(counts: Counts) -> list[Sighting]:

@@ -3,15 +3,17 @@
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from counted_by_hand import Counted, stored
 from flushed_work import WORK
 from hooked import LINEAR, Home, solution, wait_for
-from store_cases import CPU
+from store_cases import CPU, NEW
 
 from gemmtuned.configs import stderr_lines
 from gemmtuned.configs.errors import StoreError
@@ -20,6 +22,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.db import queries
 from gemmtuned.hooks import flush, pending
+from gemmtuned.hooks.account import Account
 from gemmtuned.hooks.background import Background, Sleeper
 
 
@@ -245,6 +248,41 @@ def test_what_runs_on_a_cpu_that_cannot_be_asked_now_is_written_once_it_can(
     assert (stored(counted), counted.flusher.dropped, counted.flusher.complaint) == (14, 0, "")
 
 
+@pytest.mark.parametrize("what", ["the session", "the notes", "the counters", "the CPU"])
+def test_a_bug_elsewhere_keeps_back_nothing_else(counted: Counted, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    flusher = counted.flusher
+
+    def raises(*given: object) -> Any:
+        raise KeyError("a bug")
+
+    def drained() -> Iterator[Sighting]:
+        yield from counted.drain()
+        raises()
+
+    flusher._environment = lambda place: raises() if place == "cpu" else NEW
+    if what == "the session":
+        flusher._session = raises
+    elif what == "the notes":
+        flusher._compiled._take = raises
+    elif what == "the counters":
+        flusher._drain = drained
+    for n in range(1, 3):
+        counted.call(3, place="cuda:0")
+        if what == "the CPU":
+            counted.call(4)
+        flusher.report_failure(solution(LINEAR, "onednn", CPU.key, "2.13"), "it raised")
+        flusher.turn()
+        assert stored(counted) == 3 * n
+        with sqlite3.connect(counted.settings.db) as conn:
+            assert conn.execute("SELECT reports FROM quarantine").fetchall() == [(n,)]
+            assert conn.execute("SELECT count(*) FROM session").fetchone() == (what != "the session",)
+    said = "counts stay in memory" if what == "the CPU" else "not all about this process is stored"
+    assert [record.getMessage() for record in caplog.records] == [f"{said} reason=KeyError: 'a bug'"]
+    counted.call(3, place="cuda:0")
+    flusher.stop()
+    assert stored(counted) == 9
+
+
 def test_what_torch_compile_makes_is_bounded_while_the_store_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,3 +440,21 @@ def test_a_program_that_is_killed_is_gone_at_once(home: Home) -> None:
         program.kill()
         program.communicate()
     assert state() == "gone"
+
+
+def test_a_bug_in_what_is_noted_of_a_call_loses_no_call(tmp_path: Path) -> None:
+    """A counter is read once: what was read of it must not be lost with a note."""
+
+    class Broken:
+        def note(self, *given: object) -> None:
+            raise KeyError("a bug")
+
+    settings = replace(Counted(tmp_path).settings, dispatch=True)
+    where = SimpleNamespace(environment=lambda place: NEW)
+    account = Account(settings, SimpleNamespace(native=None), SimpleNamespace(table=()), None, where, Broken())  # type: ignore[arg-type]
+    for m in (1, 2, 3):
+        account.op_counts.add(LINEAR.with_m(m), "cpu")
+    found: list[int] = []
+    with pytest.raises(KeyError):
+        found.extend(sighting.problem.m for sighting in account.drain())
+    assert sorted(found) == [1, 2, 3]
