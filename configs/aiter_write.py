@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TextIO
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.temporary import take_place, temporary_path
+from gemmtuned.configs.temporary import create, take_place, temporary_path
 
 
 def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
     """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
     temporary = temporary_path(path)
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        with os.fdopen(create(temporary, path), "w", encoding="utf-8", newline="") as file:
             write_lines(file, columns, rows, separator=separator)
             file.flush()
             os.fsync(file.fileno())

@@ -29,6 +29,7 @@ from gemmtuned._testing import faults
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.read_file import read_small
+from gemmtuned.configs.temporary import be_like
 from gemmtuned.db import salvage
 from gemmtuned.db.files import folder_of_salvage, salvage_is_finished
 
@@ -139,7 +140,7 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
     finally:
         new.close()
     (folder / "copy.db").unlink(missing_ok=True)
-    _as_the_other(build, path)
+    be_like(build, path.stat())
     _sync(build)
     when = datetime.fromtimestamp(clock.now_s(), timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
     report = Report(reason, f"{path.name}.corrupt-{when}", rows, lost, whole)
@@ -231,15 +232,6 @@ def _facts(path: Path) -> dict[str, Any] | None:
 
     db = of(path)
     return None if db is None else {"db": db, "wal": of(path.with_name(path.name + "-wal"))}
-
-
-def _as_the_other(new: Path, old: Path) -> None:
-    """Give the new file owner, group and mode of the old one."""
-    facts = old.stat()
-    new.chmod(facts.st_mode & 0o777)
-    if (facts.st_uid, facts.st_gid) != (os.geteuid(), os.getegid()):
-        with contextlib.suppress(OSError):
-            os.chown(new, facts.st_uid, facts.st_gid)
 
 
 def _sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
-from gemmtuned.configs.temporary import temporary_path
+from gemmtuned.configs.temporary import create, temporary_path
 from gemmtuned.configs.unpatched import sleep
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import connect_read_only
@@ -253,7 +253,7 @@ def backup(path: Path, to: Path, *, timeout_s: float) -> Path:
     temporary = temporary_path(to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
+        os.close(create(temporary, path))  # SQLite fills an empty file
         conn = connect_read_only(path, timeout_s)
         try:
             conn.execute("VACUUM INTO ?", (str(temporary),))

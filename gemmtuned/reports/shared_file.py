@@ -21,7 +21,7 @@ from typing import Final
 
 from gemmtuned.configs.aiter_csv import MAX_BYTES
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.temporary import take_place, temporary_path
+from gemmtuned.configs.temporary import create, take_place, temporary_path
 
 KEEP_S: Final = 5.0  # that a file which was replaced is watched: an editor that had it open has written by then
 WAIT_S: Final = 30.0  # for another tuner's write, which takes milliseconds
@@ -132,17 +132,19 @@ class Watched:
 
         What was added to the same file meanwhile is seen by written_after.
         """
-        new = temporary_path(path)
-        write(new)
-        now = self._now
+        new, now = temporary_path(path), self._now
         try:
+            os.close(create(new, path))
+            write(new)
             there = _at(path)
             if (there and there[0]) != (now.facts[0] if now is not None else None):
                 new.unlink()
                 return False
             take_place(new, path)
-        except OSError as err:
+        except (OSError, TableError) as err:
             new.unlink(missing_ok=True)
+            if isinstance(err, TableError):
+                raise
             raise TableError(f"{path}: cannot be written ({err.strerror or err})") from err
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from store_cases import new_store
@@ -33,14 +33,14 @@ class Two:
             conn.close()
 
 
-def as_user(uid: int, gid: int, act: Callable[[], object]) -> str:
-    """What act gives, or raises, in a child that is this user."""
+def as_user(uid: int, gid: int, act: Callable[[], object], groups: Sequence[int] = ()) -> str:
+    """What act gives, or raises, in a child that is this user and in these groups, too."""
     read_fd, write_fd = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.umask(0o022)
-            os.setgroups([])
+            os.setgroups(groups)
             os.setgid(gid)
             os.setuid(uid)
             said = str(act())
