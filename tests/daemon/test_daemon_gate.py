@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import planted_wrong as planted
 import pytest
 import torch
 from cases import reads_beyond_rows
-from planted_wrong import RIGHT, WRONG, Wrong
+from planted_base import Call, Wrong, right
+from planted_right import RIGHT
+from planted_wrong import WRONG
 from torch import Tensor
 
 from gemmtuned.cli import build
@@ -99,7 +100,7 @@ def test_no_wrong_kernel_is_ever_published(run: int, tmp_path: Path, monkeypatch
     assert {outcome for outcome, _ in said.values()} == {"wrong"}, said
 
 
-def passes(problem: Problem, call: planted.Call, seconds: float) -> str:
+def passes(problem: Problem, call: Call, seconds: float) -> str:
     """Why the gate refuses it; "" when it does not."""
     kernel = StatelessKernel(call)
     default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
@@ -176,7 +177,7 @@ class NotesSize:
     """A backend that remembers what it was last prepared for."""
 
     name = "planted"
-    kernel = StatelessKernel(planted.right)
+    kernel = StatelessKernel(right)
     small: Problem | None = None
 
     order = 90

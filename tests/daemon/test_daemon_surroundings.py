@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import planted_wrong as planted
 import pytest
 import torch
+from planted_base import Call, right
+from planted_stateful import lies_in, spoilt_if, storage
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
@@ -25,7 +26,7 @@ PROBLEMS = (
 )
 
 
-def faults(problem: Problem, call: planted.Call) -> list[str]:
+def faults(problem: Problem, call: Call) -> list[str]:
     """What each of the checks says of this kernel."""
     default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
     kernel, said = StatelessKernel(call), []
@@ -47,17 +48,17 @@ def faults(problem: Problem, call: planted.Call) -> list[str]:
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_a_right_kernel_passes_and_switches_and_operands_are_as_before(problem: Problem) -> None:
-    assert faults(problem, planted.right) == []
+    assert faults(problem, right) == []
 
 
 def test_each_surrounding_shows_what_is_wrong_in_it_alone() -> None:
-    hit = planted.spoilt_if
+    hit = spoilt_if
     known: list[torch.Tensor] = []
 
     def counts_edits(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if a.is_inference() or not known or known[0]._version != a._version:
             known[:] = [a, a.clone()]
-        return planted.right(known[1], b, bias)
+        return right(known[1], b, bias)
 
     fp32, bf16 = PROBLEMS[0], PROBLEMS[1]
     without = hit(lambda a, b, bias=None: not torch.is_grad_enabled() and not torch.is_inference_mode_enabled())
@@ -66,8 +67,8 @@ def test_each_surrounding_shows_what_is_wrong_in_it_alone() -> None:
         "with another default dtype"
     ]
     assert faults(bf16, hit(lambda a, b, bias=None: torch.is_autocast_enabled("cpu"))) == ["under autocast"]
-    assert faults(fp32, hit(lambda a, b, bias=None: planted.lies_in(a, b))) == ["X is a part of the weight"]
-    assert len(faults(fp32, hit(lambda a, b, bias=None: planted.storage(a) == planted.storage(b)))) == 7
+    assert faults(fp32, hit(lambda a, b, bias=None: lies_in(a, b))) == ["X is a part of the weight"]
+    assert len(faults(fp32, hit(lambda a, b, bias=None: storage(a) == storage(b)))) == 7
     assert "X edited by way of .data" in faults(fp32, counts_edits)
 
 

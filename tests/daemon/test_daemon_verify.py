@@ -8,7 +8,7 @@ import planted_kernels as planted
 import pytest
 import torch
 from hooked import Home
-from planted_wrong import KeepsBias, KeepsX
+from planted_stateful import KeepsBias, KeepsX
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem

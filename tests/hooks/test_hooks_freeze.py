@@ -9,14 +9,7 @@ from hooked import LINEAR, Home, publish, published
 PACKED = replace(LINEAR, bias=True, weight_state="packed")
 
 
-@pytest.mark.long
-def test_a_frozen_layer_uses_its_packed_weight_and_is_still_a_linear_layer(home: Home) -> None:
-    home.path.mkdir()
-    rows = [published(p, "onednn_packed") for p in (PACKED, replace(PACKED, bias=False), replace(PACKED, m=6))]
-    publish(home.path / "configs", rows, 1)
-    done = home.run(
-        START
-        + """
+USES = """
     said = {}
     with torch.no_grad():
         for bias in (True, False):
@@ -52,7 +45,16 @@ def test_a_frozen_layer_uses_its_packed_weight_and_is_still_a_linear_layer(home:
     said["unfreeze"] = [gemmtuned.unfreeze(m), type(m[0]) is nn.Linear, gemmtuned.unfreeze(m)]
     said["failures"] = hook.native.failures()
     print(json.dumps(said))
-    """,
+    """
+
+
+@pytest.mark.long
+def test_a_frozen_layer_uses_its_packed_weight_and_is_still_a_linear_layer(home: Home) -> None:
+    home.path.mkdir()
+    rows = [published(p, "onednn_packed") for p in (PACKED, replace(PACKED, bias=False), replace(PACKED, m=6))]
+    publish(home.path / "configs", rows, 1)
+    done = home.run(
+        START + USES,
         GEMMTUNED_RELOAD="manual",
     )
     hit = "fp32:4x8x16+bias,weight=packed exact"
@@ -215,15 +217,7 @@ def test_training_autocast_and_errors_are_torchs_own(home: Home) -> None:
     }
 
 
-def test_memory_that_comes_back_is_not_taken_for_the_weight_that_was_packed(home: Home) -> None:
-    """Addresses come again, versions stay: what was packed is known by its storage and its content."""
-    home.path.mkdir()
-    sizes = dict.fromkeys((64, 96, 128), None)
-    rows = [published(replace(PACKED, m=4, n=n, k=n), "onednn_packed") for n in sizes]
-    publish(home.path / "configs", rows, 1)
-    done = home.run(
-        START
-        + """
+COMES_BACK = """
     from torch.autograd import _unsafe_preserve_version_counter as keep_version
 
     def emptied_and_set(w, new):
@@ -273,7 +267,17 @@ def test_memory_that_comes_back_is_not_taken_for_the_weight_that_was_packed(home
         again.float()
         said["half_float_alone"] = not torch.allclose(again(v), v @ again.weight.t() + again.bias, atol=1e-3)
     print(json.dumps([said, hook.native.failures()]))
-    """,
+    """
+
+
+def test_memory_that_comes_back_is_not_taken_for_the_weight_that_was_packed(home: Home) -> None:
+    """Addresses come again, versions stay: what was packed is known by its storage and its content."""
+    home.path.mkdir()
+    sizes = dict.fromkeys((64, 96, 128), None)
+    rows = [published(replace(PACKED, m=4, n=n, k=n), "onednn_packed") for n in sizes]
+    publish(home.path / "configs", rows, 1)
+    done = home.run(
+        START + COMES_BACK,
         GEMMTUNED_RELOAD="manual",
     )
     said, failures = done.said

@@ -9,13 +9,7 @@ from hooked import LINEAR, Home, publish, published
 PACKED = replace(LINEAR, bias=True, weight_state="packed")
 
 
-@pytest.mark.long
-def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) -> None:
-    home.path.mkdir()
-    publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
-    done = home.run(
-        START
-        + """
+TRANSFORMS = """
     import torch.autograd.forward_ad as fwAD
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -98,7 +92,7 @@ def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) ->
     gemmtuned.freeze(m)
     kept = m[0].__dict__["_gemmtuned_packed"]
     def operator(v):
-        return torch.ops.gemmtuned.frozen_linear(v, m[0].weight, kept.packed, m[0].bias, kept.stamp)
+        return torch.ops.gemmtuned.frozen_linear(v, m[0].weight, kept.packed, m[0].bias, kept.fingerprint)
 
     with torch.no_grad():
         said["the operator, derived"] = [
@@ -106,7 +100,15 @@ def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) ->
         ]
         said["the operator, mapped"] = [torch.vmap(f)(x.unsqueeze(1)).sum().item() for f in (operator, twin)]
     print(json.dumps(said))
-    """,
+    """
+
+
+@pytest.mark.long
+def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) -> None:
+    home.path.mkdir()
+    publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
+    done = home.run(
+        START + TRANSFORMS,
         GEMMTUNED_RELOAD="manual",
     )
     said = done.said
@@ -121,14 +123,7 @@ def test_a_frozen_layer_is_linear_to_transforms_tracers_and_modes(home: Home) ->
     assert "performance drop" not in done.err
 
 
-@pytest.mark.long
-def test_a_frozen_layer_is_linear_to_whatever_is_done_with_it(home: Home) -> None:
-    """Each of these gave another result, or an error, than the same layer that is not frozen."""
-    home.path.mkdir()
-    publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
-    done = home.run(
-        START
-        + """
+WHATEVER = """
     warnings.simplefilter("ignore")
 
     class Triple(nn.Module):
@@ -201,7 +196,16 @@ def test_a_frozen_layer_is_linear_to_whatever_is_done_with_it(home: Home) -> Non
         gemmtuned.freeze(m)
         m(x)
     print(json.dumps([said, counts()]))
-    """,
+    """
+
+
+@pytest.mark.long
+def test_a_frozen_layer_is_linear_to_whatever_is_done_with_it(home: Home) -> None:
+    """Each of these gave another result, or an error, than the same layer that is not frozen."""
+    home.path.mkdir()
+    publish(home.path / "configs", [published(PACKED, "onednn_packed")], 1)
+    done = home.run(
+        START + WHATEVER,
         GEMMTUNED_RELOAD="manual",
     )
     assert done.said == [{}, {"fp32:4x8x16+bias,weight=packed exact": 1}]

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")  # ptx.py needs it
 
 import own_kernels
-import ptx
+import ptx_code
 from ptx_warps import Warps
 from scaled_operands import problem, run
 
@@ -111,9 +111,9 @@ SHUFFLED_FAULTS = {
 @pytest.mark.part(3)
 @pytest.mark.parametrize("fault", SHUFFLED_FAULTS)
 def test_a_fault_in_aiters_order_is_seen(fault: str) -> None:
-    with pytest.raises(ptx.Wrong):
+    with pytest.raises(ptx_code.Wrong):
         if not is_right(config(*SHUFFLED[2], kind="ROW", shuffled=True), change=SHUFFLED_FAULTS[fault]):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 @pytest.mark.parametrize("part", ["t * 16 < TAIL", "64 + t * 16 < TAIL"])
@@ -122,9 +122,9 @@ def test_a_tail_of_either_part_is_seen(part: str) -> None:
         one = config(*shape[:2], k, *shape[3:], kind="ROW", shuffled=True)
         assert is_right(one)
         if part.startswith("64") == (k == 864):
-            with pytest.raises(ptx.Wrong):
+            with pytest.raises(ptx_code.Wrong):
                 if not is_right(one, change=(part, part.replace("TAIL", "TAIL - 16"))):
-                    raise ptx.Wrong("far off")
+                    raise ptx_code.Wrong("far off")
 
 
 @pytest.mark.part(3)
@@ -135,9 +135,9 @@ def test_scales_of_blocks_may_lie_by_token(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("fault", [("(BY_TOKEN ? ldsx : 1)", "1"), ("BY_TOKEN ? 1 : ldsx", "ldsx")], ids=str)
 def test_a_fault_in_scales_by_token_is_seen(fault: tuple[str, str]) -> None:
-    with pytest.raises(ptx.Wrong):
+    with pytest.raises(ptx_code.Wrong):
         if not is_right(config(*SHAPES[3], kind="BLOCK", by_token=True), change=fault):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 def test_tiles_of_more_than_one_block_of_scales_take_their_own() -> None:
@@ -146,7 +146,7 @@ def test_tiles_of_more_than_one_block_of_scales_take_their_own() -> None:
 
 @pytest.mark.long
 @pytest.mark.part(2)
-@pytest.mark.parametrize("turns", [{"turns": ptx.WARP}, {"turns": ptx.WARP, "last_first": True}], ids=str)
+@pytest.mark.parametrize("turns", [{"turns": ptx_code.WARP}, {"turns": ptx_code.WARP, "last_first": True}], ids=str)
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[3]], ids=str)
 def test_warps_may_run_ahead(shape: tuple[int, ...], turns: dict[str, Any]) -> None:
     assert is_right(config(*shape, kind="BLOCK"), **turns)
@@ -173,9 +173,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str) -> None:
     shape, what, instead = FAULTS[fault]
-    with pytest.raises(ptx.Wrong):
-        if not is_right(config(*shape, kind="BLOCK"), change=(what, instead), turns=ptx.WARP):
-            raise ptx.Wrong("far off")
+    with pytest.raises(ptx_code.Wrong):
+        if not is_right(config(*shape, kind="BLOCK"), change=(what, instead), turns=ptx_code.WARP):
+            raise ptx_code.Wrong("far off")
 
 
 ROW_FAULTS = {
@@ -202,9 +202,9 @@ INT8_FAULTS = {
 @pytest.mark.part(2)
 @pytest.mark.parametrize("fault", INT8_FAULTS)
 def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
-    with pytest.raises(ptx.Wrong):
-        if not is_right(config(*SHAPES[5], kind="ROW", int8=True), change=INT8_FAULTS[fault], turns=ptx.WARP):
-            raise ptx.Wrong("far off")
+    with pytest.raises(ptx_code.Wrong):
+        if not is_right(config(*SHAPES[5], kind="ROW", int8=True), change=INT8_FAULTS[fault], turns=ptx_code.WARP):
+            raise ptx_code.Wrong("far off")
 
 
 ZERO_FAULTS = {

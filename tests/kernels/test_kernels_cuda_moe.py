@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")  # ptx.py needs it
 
-import ptx
+import ptx_code
 import ptx_cuda
 from ptx_warps import Warps
 
@@ -189,7 +189,7 @@ def test_a_cluster_deals_out_the_pairs(parts: int) -> None:
     """Also more blocks than pairs, and sums that do not divide by them."""
     layer = few(bias=True)
     down = Stage(warps=2, depth=2, tiles=1, parts=parts)
-    assert is_right(layer, torch.tensor([[3, 3], [0, 3], [4, 1]]), SMALL, down, turns=ptx.WARP)
+    assert is_right(layer, torch.tensor([[3, 3], [0, 3], [4, 1]]), SMALL, down, turns=ptx_code.WARP)
 
 
 @pytest.mark.parametrize("pairs", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long)])
@@ -205,14 +205,14 @@ def test_warps_share_k_of_the_first_launch(name: str) -> None:
     """Also a warp that has nothing to do, for there are fewer steps of K; and biases, which a thread adds once."""
     layer = LAYERS[name]
     up = Stage(warps=3, depth=2, tiles=1, parts=3)
-    assert is_right(layer, drawn(layer, 3), up, SMALL, turns=ptx.WARP, last_first=True)
+    assert is_right(layer, drawn(layer, 3), up, SMALL, turns=ptx_code.WARP, last_first=True)
 
 
 @pytest.mark.long
 def test_more_tiles_of_rows_and_the_last_warp_first() -> None:
     layer = Experts(width=80, inter=56, experts=4, topk=2)
     wide = Stage(warps=2, depth=3, tiles=2)
-    assert is_right(layer, drawn(layer, 5), wide, wide, turns=ptx.WARP, last_first=True)
+    assert is_right(layer, drawn(layer, 5), wide, wide, turns=ptx_code.WARP, last_first=True)
 
 
 @pytest.mark.long
@@ -281,7 +281,7 @@ def test_a_planted_fault_shows(name: str) -> None:
     try:
         down = Stage(warps=4, depth=1, tiles=1, parts=2)
         seen = is_right(layer, drawn(layer, 2), SMALL, down, change=change)
-    except ptx.Wrong:
+    except ptx_code.Wrong:
         return
     assert not seen
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")  # ptx.py needs it
 
-import ptx
+import ptx_code
 import ptx_cuda
 
 from gemmtuned.configs.launch_values import arguments_of
@@ -17,7 +17,7 @@ from gemmtuned.kernels.cuda import nvrtc, one_shot
 
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-FIRST_WARP, LAST_WARP = {"turns": ptx.WARP}, {"turns": ptx.WARP, "last_first": True}
+FIRST_WARP, LAST_WARP = {"turns": ptx_code.WARP}, {"turns": ptx_code.WARP, "last_first": True}
 
 
 def config(
@@ -50,7 +50,7 @@ def run(
     assert change[0] in source
 
     text = ptx_cuda.compiled(source.replace(*change), one_shot.KERNEL.target)
-    how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
+    how = ptx_cuda.Launch(one.grid, ptx_code.WARP * one.warps, one.shared, one.parts)
     ptx_cuda.run(text, how, values, **turns)
 
     return y, exact.to(dtype)
@@ -176,7 +176,7 @@ AHEAD = {
 @pytest.mark.part(8)
 def test_a_fault_is_seen(shape: tuple[int, ...], what: str, instead: str, seen: str, turns: dict[str, Any]) -> None:
     one = config(*shape, bias=True, dtype="bf16")
-    with pytest.raises(ptx.Wrong, match=seen):
+    with pytest.raises(ptx_code.Wrong, match=seen):
         y, exact = run(one, change=(what, instead.replace("\\0", what)), **turns)
         if not torch.equal(y, exact):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")

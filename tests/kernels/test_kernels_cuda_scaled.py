@@ -13,6 +13,7 @@ pytest.importorskip("triton")  # ptx.py needs it
 
 import own_kernels
 import ptx
+import ptx_code
 from scaled_operands import as_given, problem, run
 
 from gemmtuned.configs.errors import CandidateFailed
@@ -25,7 +26,7 @@ from gemmtuned.kernels.cuda import scaled_one_shot as kernel
 from gemmtuned.kernels.cuda.scaled_one_shot import ScaledOneShot
 
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
-LAST_WARP = {"turns": ptx.WARP, "last_first": True}
+LAST_WARP = {"turns": ptx_code.WARP, "last_first": True}
 # m, n, k, rows, parts, tokens, halves, depth (0: as the kernel takes by itself)
 SHAPES = [
     (16, 8, 128, 8, 1, 16, 1, 0),
@@ -99,10 +100,10 @@ def test_scales_of_blocks_may_lie_by_token(shape: tuple[int, ...]) -> None:
 )
 def test_a_fault_in_scales_by_token_is_seen(fault: tuple[str, str]) -> None:
     one = config(*SHAPES[9], kind="BLOCK", promoted=True, by_token=True)
-    with pytest.raises(ptx.Wrong):
+    with pytest.raises(ptx_code.Wrong):
         y, exact = run(one, kernel.KERNEL, change=fault)
         if not torch.equal(y, exact):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 @pytest.mark.part(4)
@@ -190,17 +191,17 @@ SHUFFLED_FAULTS = {
 @pytest.mark.parametrize("fault", SHUFFLED_FAULTS)
 def test_a_fault_in_aiters_order_is_seen(fault: str) -> None:
     shape, what, instead = SHUFFLED_FAULTS[fault]
-    with pytest.raises(ptx.Wrong):
+    with pytest.raises(ptx_code.Wrong):
         y, exact = run(config(*SHUFFLED[shape], kind="ROW", promoted=True, shuffled=True), kernel.KERNEL,
                        change=(what, instead))  # fmt: skip
         if not torch.equal(y, exact):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[8], SHAPES[11], TWO_PRODUCTS], ids=str)
 def test_warps_of_int8_may_run_ahead(shape: tuple[int, ...]) -> None:
-    for turns in ({"turns": ptx.WARP}, LAST_WARP):
+    for turns in ({"turns": ptx_code.WARP}, LAST_WARP):
         y, exact = run(of_int8(shape), kernel.KERNEL, **turns)
         assert torch.equal(y, exact)
 
@@ -209,7 +210,7 @@ def test_warps_of_int8_may_run_ahead(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("kind", "promoted"), [KINDS[1], KINDS[3]])
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6], SHAPES[8], SHAPES[11]], ids=str)
 def test_warps_may_run_ahead(shape: tuple[int, ...], kind: str, promoted: bool) -> None:
-    for turns in ({"turns": ptx.WARP}, LAST_WARP):
+    for turns in ({"turns": ptx_code.WARP}, LAST_WARP):
         y, exact = run(config(*shape, kind=kind, promoted=promoted), kernel.KERNEL, **turns)
         assert torch.equal(y, exact)
 
@@ -239,10 +240,10 @@ FAULTS = {
 def test_a_fault_is_seen(fault: str) -> None:
     shape, what, instead = FAULTS[fault]
     one = config(*shape, kind="BLOCK", promoted=True)
-    with pytest.raises(ptx.Wrong):
+    with pytest.raises(ptx_code.Wrong):
         y, exact = run(one, kernel.KERNEL, change=(what, instead))
         if not torch.equal(y, exact):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 ROW_FAULTS = {
@@ -276,10 +277,10 @@ INT8_FAULTS = {
 @pytest.mark.parametrize("fault", INT8_FAULTS)
 def test_a_fault_in_products_of_int8_is_seen(fault: str) -> None:
     shape, what, instead = INT8_FAULTS[fault]
-    with pytest.raises(ptx.Wrong):
+    with pytest.raises(ptx_code.Wrong):
         y, exact = run(of_int8(shape), kernel.KERNEL, change=(what, instead))
         if not torch.equal(y, exact):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 OFFERED = [

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")  # ptx.py needs it
 
 import own_kernels
-import ptx
+import ptx_code
 from scaled_operands import as_given, problem
 from scaled_tiles_cases import (
     ACROSS,
@@ -43,7 +43,7 @@ from gemmtuned.kernels.cuda import scaled_tiles as kernel
 from gemmtuned.kernels.own_kernel import COUNTERS_BYTES
 
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
-LAST_WARP = {"turns": ptx.WARP, "last_first": True}
+LAST_WARP = {"turns": ptx_code.WARP, "last_first": True}
 SHAPES = [
     ONE_STEP, TURNS, QUARTERS, GROUPS, HALVES, SHARED_W, SHARED_X, SHARED, PARTS, THREE_PARTS, ALL, TOO_MANY,
     TOO_MANY_PARTS,
@@ -127,7 +127,7 @@ def test_zero_points_are_subtracted_from_whole_sums(shape: tuple[int, ...], zero
     assert torch.equal(y, exact)
 
 
-@pytest.mark.parametrize("turns", [LAST_WARP, pytest.param({"turns": ptx.WARP}, marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("turns", [LAST_WARP, pytest.param({"turns": ptx_code.WARP}, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize(
     "shape", [pytest.param(s, marks=pytest.mark.long) if s != THREE_PARTS else s for s in SHAPES], ids=str
 )

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")  # ptx.py needs it
 
-import ptx
+import ptx_code
 from scaled_tiles_cases import (
     ACROSS,
     GROUPS,
@@ -292,10 +292,10 @@ FAULTS = {f"{of}: {name}": fault for of, faults in KINDS.items() for name, fault
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str) -> None:
     shape, what, instead, seen = FAULTS[fault]
-    with pytest.raises(ptx.Wrong, match=seen):
+    with pytest.raises(ptx_code.Wrong, match=seen):
         y, exact = run(config(*shape, kind="ROW", promoted=False), (what, instead))
         if not torch.equal(y, exact):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 SCALE_FAULTS = {
@@ -322,15 +322,15 @@ SCALE_FAULTS = {
 @pytest.mark.parametrize("fault", SCALE_FAULTS)
 def test_a_fault_in_scales_of_blocks_is_seen(fault: str) -> None:
     shape, *change = SCALE_FAULTS[fault]
-    with pytest.raises(ptx.Wrong):
+    with pytest.raises(ptx_code.Wrong):
         y, exact = run(config(*shape, kind="BLOCK", promoted=True), (change[0], change[1]))
         if not torch.equal(y, exact):
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 def test_sums_that_are_sent_before_all_have_read_the_ring_are_seen() -> None:
     one = config(*PARTS, kind="ROW", promoted=False)
-    with pytest.raises(ptx.Wrong, match="others may still read"):
+    with pytest.raises(ptx_code.Wrong, match="others may still read"):
         run(one, (MEETING, "send("), ("if (PARTS > 1 && (group", "if (false && (group"))
 
 
@@ -352,5 +352,5 @@ def test_results_that_lie_at_a_multiple_of_four_bytes_are_stored_in_pairs() -> N
     one = config(*TURNS, kind="ROW", promoted=False)
     y, exact = run(one, y_at=2)
     assert torch.equal(y, exact)
-    with pytest.raises(ptx.Wrong, match="not aligned"):
+    with pytest.raises(ptx_code.Wrong, match="not aligned"):
         run(one, (" && ((u64)y & 15) == 0", ""), y_at=2)

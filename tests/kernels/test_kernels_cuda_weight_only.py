@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")  # ptx.py needs it
 
 import own_kernels
-import ptx
+import ptx_code
 from matrices import matrix
 from weight_only_operands import E2M1, launched, problem, run
 
@@ -65,7 +65,7 @@ def test_sums_are_right_in_every_shape(shape: tuple[float, ...], kind: tuple[str
     if kind[1] == "1x128" and kind[2] == "bf16" and shape[2] == 4.5:
         pytest.skip("K is no such number of groups")
     for out in ("bf16", "fp16"):
-        assert is_right(config(shape, kind, out=out), turns=ptx.WARP, last_first=out == "fp16")
+        assert is_right(config(shape, kind, out=out), turns=ptx_code.WARP, last_first=out == "fp16")
 
 
 @pytest.mark.part(2)
@@ -128,9 +128,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str) -> None:
     shape, what, instead = FAULTS[fault]
-    with pytest.raises(ptx.Wrong):
-        if not is_right(config(shape, ("i4", "1x32", "bf16")), change=(what, instead), turns=ptx.WARP):
-            raise ptx.Wrong("far off")
+    with pytest.raises(ptx_code.Wrong):
+        if not is_right(config(shape, ("i4", "1x32", "bf16")), change=(what, instead), turns=ptx_code.WARP):
+            raise ptx_code.Wrong("far off")
 
 
 BLOCK_FAULTS = {

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 import ptx
+import ptx_code
 
 from gemmtuned.kernels.compile import compile_record
 from gemmtuned.kernels.triton import fragments, gemv, python_launch, selected, tiles, warp_split_k
@@ -95,7 +96,7 @@ def test_what_reaches_beyond_a_tensor_is_seen() -> None:
     x, w, _ = operands(3, 16, 264, bias=False)
     record = fragments.launch_record(FRAGMENTS, python_launch.problem_of(x, w, None))
 
-    with pytest.raises(ptx.Wrong, match="no tensor"):
+    with pytest.raises(ptx_code.Wrong, match="no tensor"):
         ptx.launch(record, x, w[:8].clone(), None, arch="sm_90")
 
 
@@ -152,19 +153,19 @@ def test_a_fault_is_seen(
     x, w, _ = operands(1 if module is gemv else 4, 16, 1024, bias=False)
     record = module.launch_record(config, python_launch.problem_of(x, w, None))
     exact = x.double() @ w.double().T
-    read = ptx.Code.__init__
+    read = ptx_code.Code.__init__
 
     def read_changed(self: Any, text: str) -> None:
         changed, times = re.subn(what, instead, text)
         assert times
         read(self, changed)
 
-    monkeypatch.setattr(ptx.Code, "__init__", read_changed)
+    monkeypatch.setattr(ptx_code.Code, "__init__", read_changed)
 
-    with pytest.raises(ptx.Wrong, match=seen):
+    with pytest.raises(ptx_code.Wrong, match=seen):
         y = ptx.launch(record, x, w, None, arch="sm_90")
         if not ((y.double() - exact).norm() / exact.norm()).item() < 0.1:  # it may be no number
-            raise ptx.Wrong("far off")
+            raise ptx_code.Wrong("far off")
 
 
 @pytest.mark.part(2)

@@ -22,7 +22,8 @@ from gemmtuned.kernels import backends
 from gemmtuned.kernels.backends.base import Kernel, StatelessKernel
 
 sys.path.insert(0, str(Path(__file__).parent))  # loaded by path, in a worker
-from planted_wrong import WRONG, right
+from planted_base import right
+from planted_wrong import WRONG
 
 NAME = "planted"
 KERNELS = {(problem.n, problem.k): wrong for wrong in WRONG for problem in wrong.problems}

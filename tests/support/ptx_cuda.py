@@ -22,7 +22,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from fake_cuda_build import KEPT
-from ptx import _UNSIGNED, RANK, WARP, Array, Code, Memory, ThreadBlock, Wrong, _cut, run_together
+from ptx import ThreadBlock, run_together
+from ptx_code import _UNSIGNED, RANK, WARP, Array, Code, Memory, Wrong, _cut
 
 from gemmtuned.kernels.cuda import nvrtc
 

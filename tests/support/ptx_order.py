@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from ptx import RANK, WARP, Array, Barrier, ThreadBlock, Wrong
+from ptx import ThreadBlock
+from ptx_code import RANK, WARP, Array, Barrier, Wrong
 from ptx_warps import Warps
 
 _MOST_BLOCKS: Final = 16  # of a cluster

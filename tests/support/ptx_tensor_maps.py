@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from ptx import _ALL, RANK, WARP, Array, Barrier, Wrong
+from ptx_code import _ALL, RANK, WARP, Array, Barrier, Wrong
 from ptx_order import Ordered
 
 _MAP_BYTES: Final = 128

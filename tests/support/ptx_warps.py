@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ptx import _ALL, _NOBODY, WARP, Array, Wrong
+from ptx_code import _ALL, _NOBODY, WARP, Array, Wrong
 from ptx_cuda import WarpGroups
 
 _FLOATS = {"f32": np.float32, "f16": np.float16}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import ptx
+import ptx_code
 import ptx_cuda
 import torch
 from ptx_warps import Warps
@@ -81,7 +81,7 @@ def launched(
     values = arguments_of(launch, operands, pointer=lambda t: t)
     source = one.source()
     assert change[0] in source
-    how = ptx_cuda.Launch(one.grid, ptx.WARP * one.warps, one.shared, one.parts)
+    how = ptx_cuda.Launch(one.grid, ptx_code.WARP * one.warps, one.shared, one.parts)
     ptx_cuda.run(ptx_cuda.compiled(source.replace(*change), KERNEL.target), how, values, kind=Warps, **turns)
 
 
