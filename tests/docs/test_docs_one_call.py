@@ -64,7 +64,7 @@ CALLS: dict[str, list[tuple[str, str, str]]] = {
     "Sightings.add": [
         ("hooks/flush.py", "Flusher._flush", "_write"),
         ("hooks/flush.py", "Flusher._write", "_give"),
-        ("hooks/flush.py", "Flusher._give", "store.sightings.add"),
+        ("hooks/flush.py", "_give", "store.sightings.add"),
     ],
     "Daemon.turn": [],
     "Seat.act": [("daemon/service/service.py", "Daemon.turn", "seat.act")],
