@@ -26,7 +26,7 @@ from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
 from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, foreign_keys, under_lock
-from gemmtuned.db.lockfile import LockFile
+from gemmtuned.db.lockfile import LockFile, locks_of
 
 __builtins__ = builtins
 
@@ -55,7 +55,7 @@ class Connection:
     ) -> None:
         if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.37 is needed: use a newer Python")
-        self.lock = LockFile(_locks_of(path.resolve(), locks) / f"{path.name}.lock")
+        self.lock = LockFile(locks_of(path.resolve(), locks) / f"{path.name}.lock")
         self._create = create
         self._handle = Handle(
             path, self.lock, timeout_s=timeout_s, create=create, upgrade=upgrade, beat=beat or _nothing
@@ -176,6 +176,7 @@ class Connection:
         with self._thread:
             if self._handle.conn is None:
                 self.lock.close()
+        _note_use()
 
     def let_go(self) -> None:
         """Before a fork: close, so that the child inherits nothing of SQLite's. The next use opens again.
@@ -219,8 +220,10 @@ class Connection:
     # --- the methods below are called with self._thread held ---
 
     def _guarded(self, once: Callable[[], T]) -> T:
+        global _in_use
         _mind_forks()
         with self._thread as outermost:
+            _in_use = True
             if outermost:
                 _end_transaction(self._handle)
                 self.lock.free()
@@ -244,7 +247,7 @@ class Connection:
                 except (OSError, OverflowError, UnicodeEncodeError, MemoryError) as err:
                     if isinstance(err, MemoryError):  # Python's exception for SQLITE_NOMEM
                         self._handle.drop()
-                    raise _store_error(err, self.path) from err
+                    raise faults.other_error(err, self.path) from err
 
     def _damaged(self) -> bool:
         """Check the whole file, once per open, since the error may be the caller's as well."""
@@ -321,14 +324,6 @@ def _is_surely_damaged(handle: Handle) -> bool:
     return bool(upkeep.damage(handle.path) if beat is _nothing else upkeep.damage_beside(handle.path, beat))
 
 
-def _store_error(err: OSError | OverflowError | UnicodeEncodeError | MemoryError, path: Path) -> StoreError:
-    if isinstance(err, OSError):
-        return faults.store_error(err, path)
-    if isinstance(err, MemoryError):
-        return StoreError(f"{path}: out of memory. Try again when some is free")
-    return StoreError(f"{path}: a value that SQLite cannot hold ({err})")
-
-
 def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:
     """Raise StoreError if a newer version has migrated the file while we had it open."""
     (version,) = conn.execute("PRAGMA user_version").fetchone()
@@ -344,14 +339,6 @@ def _end_transaction(handle: Handle) -> None:
             conn.execute("ROLLBACK")
 
 
-def _locks_of(path: Path, locks: Path) -> Path:
-    """Where the lock of the database at path lies: the same for all homes that use it, by a link or GEMMTUNED_DB."""
-    folder, beside = path.parent, path.parent / "locks"
-    if Path(os.path.realpath(locks)) in (folder, beside):  # Path.resolve raises where links lead in a circle
-        return locks
-    return beside if beside.is_dir() else folder
-
-
 def at_end(one: Connection) -> None:
     """The program ends: allow its last counts a longer log than usual."""
     one._handle.most_log_bytes, one._handle.is_last = LAST_LOG_BYTES, True
@@ -363,8 +350,17 @@ def _nothing() -> None:
 
 def let_go() -> None:
     """Before a fork: close every database, so that the child inherits none of SQLite's locks."""
-    for one in list(_all):
+    for one in list(_all) if _in_use else ():  # mostly none is, in a program that is not ours
         one.let_go()
+
+
+def _note_use() -> None:
+    """Note whether any is in use, so that a fork need not look at each."""
+    global _in_use
+    _in_use = False
+    for one in list(_all):
+        if one._handle.conn is not None or one.lock.is_open or one._thread.is_taken:
+            _in_use = True
 
 
 def _mind_forks() -> None:
@@ -394,6 +390,7 @@ def _at_exit() -> None:
 
 
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
+_in_use = False  # whether one of them may be
 _process = own_process()  # that all of them are of
-os.register_at_fork(before=let_go, after_in_child=_mind_forks)
+os.register_at_fork(before=let_go, after_in_child=lambda: _mind_forks() if _in_use else None)
 atexit.register(_at_exit)

@@ -61,6 +61,15 @@ def kind(err: sqlite3.Error | UnicodeDecodeError) -> str:
     return next((name for part, name in _TEXTS.items() if part in text), "other")
 
 
+def other_error(err: OSError | OverflowError | UnicodeEncodeError | MemoryError, path: Path) -> StoreError:
+    """The error to raise instead of what is not SQLite's own word, for the database at path."""
+    if isinstance(err, OSError):
+        return store_error(err, path)
+    if isinstance(err, MemoryError):
+        return StoreError(f"{path}: out of memory. Try again when some is free")
+    return StoreError(f"{path}: a value that SQLite cannot hold ({err})")
+
+
 def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *, waited_s: float = 0.0) -> StoreError:
     """The error to raise instead of err, for the database at path."""
     what = kind(err) if not isinstance(err, OSError) else _os_kind(err)

@@ -91,6 +91,11 @@ class LockFile:
         finally:
             self._thread.release()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a descriptor."""
+        return self._fd is not None
+
     def free(self) -> None:
         """Release what a call was kept from releasing; only who knows that nobody in this process holds it may call."""
         if self._thread.locked():
@@ -110,6 +115,14 @@ class LockFile:
         """In the child: forget the parent's lock. Closing our copy of the descriptor does not release it."""
         self._thread = allocate_lock()
         self.close()
+
+
+def locks_of(path: Path, locks: Path) -> Path:
+    """Where the lock of the database at path lies: the same for all homes that use it, by a link or GEMMTUNED_DB."""
+    folder, beside = path.parent, path.parent / "locks"
+    if Path(os.path.realpath(locks)) in (folder, beside):  # Path.resolve raises where links lead in a circle
+        return locks
+    return beside if beside.is_dir() else folder
 
 
 def out_of_the_way(fd: int) -> int:

@@ -5,32 +5,31 @@ from __future__ import annotations
 import atexit
 import platform
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from gemmtuned.configs import clock, key
+from gemmtuned.configs import key
 from gemmtuned.configs.change_queue import ChangeQueue
 from gemmtuned.configs.errors import SettingError
-from gemmtuned.configs.frame_lock import Running
+from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.processes import own_process
 from gemmtuned.configs.settings import Settings, UserTables, autoload_enabled, wants_activation
 from gemmtuned.configs.sighting import Session
 from gemmtuned.configs.stderr_lines import after_fork as say_after_fork
 from gemmtuned.configs.stderr_lines import begin, say
 from gemmtuned.configs.unpatched import builtins, os
-from gemmtuned.hooks import dispatch, ends, imports, phase, ranks, watch
-from gemmtuned.hooks.background import Fork, when_untold
+from gemmtuned.hooks import dispatch, ends, forks, imports, phase, ranks, watch
+from gemmtuned.hooks.background import Fork, notices_forks
 from gemmtuned.hooks.flush import never_again
-from gemmtuned.hooks.hook import Hook, close_inherited
+from gemmtuned.hooks.forks import Paused
+from gemmtuned.hooks.hook import Hook, close_inherited, is_at_rest
 from gemmtuned.hooks.log_handler import speak_up
-from gemmtuned.hooks.native.our_thread import python_forks
+from gemmtuned.hooks.native.our_thread import python_tells
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import FrameType
 
     import torch
 
@@ -42,9 +41,11 @@ _hook: Hook | None = None
 _changes = ChangeQueue()  # for changes of _hook; torch is imported before one begins, since torch calls activate()
 _tables: list[UserTables] = []  # tables that the program asked for, besides those of the environment
 _halves: list[Hook] = []  # half switched on or off; an exception from a signal's handler may end either at any point
-_forking = threading.local()  # .paused: a _Paused for each fork that this thread is in; a hook before one may fork
 _trouble = ""  # why the last activation failed
-_process = 0  # that _hook is of
+_process = own_process()  # that all of this is of
+_noticing = FrameLock()  # a fork, in its child
+_pausing = forks.of_all_threads
+_modules = sys.modules
 
 
 def activate(
@@ -60,6 +61,7 @@ def activate(
     except Exception as err:
         _note_trouble(err)
         raise
+    _notice_fork()
     return _changes.make(lambda: _activate(settings, capture, dispatch))
 
 
@@ -81,9 +83,8 @@ def _note_trouble(err: Exception) -> None:
 
 def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | None) -> Hook:
     """A new hook in the place of the one before."""
-    global _hook, _process
+    global _hook
     _notice_fork()
-    _process = own_process()
     begin()
     speak_up()
     settings = settings or Settings.from_env()
@@ -92,7 +93,7 @@ def _replace(settings: Settings | None, capture: bool | None, dispatch: bool | N
     if dispatch is not None:
         settings = replace(settings, dispatch=dispatch)
     _switch_off()
-    hook = Hook(settings, _tables)
+    hook = Hook(settings, _tables, _notice_fork)
     while _to_register:
         _to_register[0]()
         del _to_register[0]
@@ -118,6 +119,7 @@ def enable(*, capture: bool, dispatch: bool) -> None:
 
 def deactivate() -> None:
     """Take every patch back and flush."""
+    _notice_fork()
     _changes.make(_switch_off)
 
 
@@ -143,38 +145,39 @@ def _end_halves() -> None:
 def take_tables(family: str, paths: tuple[Path, ...]) -> None:
     """Use these tuned tables in this process, whether the hook is on now or later."""
     table = UserTables("load_config", family, paths)
-    hook = _hook
+    hook = current()
     if hook is not None and hook.settings.dispatch:
         hook.add_table(table)
     _tables.append(table)
 
 
 def current() -> Hook | None:
-    """The active hook, or None."""
+    """The active hook, or None. What goes on with a hook comes by here: a forked child learns that it is one."""
+    _notice_fork()
     return _hook
 
 
 def is_active() -> bool:
     """True while something is patched."""
-    hook = _hook  # another thread, or a signal's handler, may switch it off at any point
+    hook = current()  # another thread, or a signal's handler, may switch it off at any point
     return hook is not None and hook.path != "off"
 
 
 def generation() -> int:
     """Generation of the table in use."""
-    hook = _hook
+    hook = current()
     return hook.table.generation if hook is not None else 0
 
 
 def ready(timeout_s: float) -> bool:
     """See gemmtuned.ready."""
-    hook = _hook
+    hook = current()
     return hook is None or hook.ready.wait(timeout_s)
 
 
 def describe() -> dict[str, Any]:
     """See gemmtuned.status."""
-    hook = _hook
+    hook = current()
     if hook is None:
         off = Session(
             host=platform.node(), pid=os.getpid(), started_us=0, run="", path="off", generation=0, note=_why_off()
@@ -223,7 +226,7 @@ def _why_off() -> str:
 
 def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
     """See gemmtuned.reload."""
-    hook = _hook
+    hook = current()
     if group is not None:
         ranks.reload_group(hook, group)
     elif hook is not None:
@@ -233,26 +236,36 @@ def reload_now(group: torch.distributed.ProcessGroup | None = None) -> int:
 
 def graph_replayed(graph: torch.cuda.CUDAGraph, times: int) -> None:
     """See gemmtuned.graph_replayed."""
-    hook = _hook
+    hook = current()
     graphs = hook.patches.graphs if hook is not None else None
     if graphs is not None:
         graphs.replayed(graph, times)
 
 
 def _notice_fork() -> bool:
-    """Do in a child of a fork by C code what Python does in others, unless it has been done. True: it is done now."""
-    if _hook is None or _process == own_process():
+    """Do in a forked child what nobody has done yet. True: it is done now.
+
+    Each page that a child writes to is copied, and most children never come here.
+    """
+    if _process == own_process():
         return False
-    _after_fork()
+    with _noticing as first:
+        if not first or _process == own_process():
+            return False
+        _after_fork(None, late=True)
     return True
 
 
-def _begin_untold() -> Callable[[], None] | None:
-    noticed, hook = _notice_fork(), _hook
-    return hook.begin if noticed and hook is not None else None
+def _has_counted_nothing() -> bool:
+    """Whether this is a forked child that was of no use to us."""
+    if _process == own_process():
+        return False
+    return _hook is None or (_hook.native is not None and _hook.native.at_first_count(None))
 
 
 def _last_flush() -> None:
+    if _has_counted_nothing():
+        return
     if _notice_fork() and _hook is not None:
         _ = _hook.parts  # it may have counted without a thread
     for hook in (*_halves, _hook):
@@ -263,37 +276,19 @@ def _last_flush() -> None:
                 say(f"the last counts were not written: {err}")
 
 
-class _Paused(Running):
-    """What a thread has paused for its fork; all of it goes on with `done`.
-
-    An exception from a signal's handler may keep any of our functions from running to its end, or from running at all.
-    So the fork is over, too, when the caller is at another instruction.
-    """
-
-    def __init__(self, hook: Hook | None, caller: FrameType | None) -> None:
-        here = caller or _getframe()
-        super().__init__(here, at=here.f_lasti)
-        self.hook, self.called_by_c = hook, caller is None
-        self.how: Fork | None = None
-        self.flushes = False  # none goes on
-        self.at_us = clock.now_ns() // 1000  # Unix time
-
-    def is_over(self) -> bool:
-        """Whether the fork is."""
-        return self.done or (not self.called_by_c and super().is_over())
-
-    def is_by(self, caller: FrameType | None) -> bool:
-        """Whether it is the fork that this caller is in; None: C code, without any of Python's."""
-        return self.called_by_c if caller is None else not self.called_by_c and self.is_of(caller)
-
-
 def _before_fork() -> None:
-    """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step."""
+    """Leave nothing of ours half done in the child: wait until the hook's thread sleeps or has ended its step.
+
+    Mostly it sleeps, and C has seen to it that it goes on to: then nothing is written, and so no page copied.
+    """
+    rests = (_hook is None or is_at_rest(_hook)) and not (_halves or _pausing or imports.is_going_on())
+    if rests and not ends.has_copies(_modules):
+        return
+    _notice_fork()
     caller = _getframe().f_back
-    _end_all([fork for fork in _forks() if fork.called_by_c or fork.is_by(caller) or fork.is_over()])
-    paused = _Paused(_hook, caller)
-    _forks().append(paused)
-    python_forks(True)  # also where no hook is on: one that is being switched on or off has a thread
+    forks.end_all([fork for fork in forks.of_this_thread() if fork.called_by_c or fork.is_by(caller) or fork.is_over()])
+    paused = Paused(_hook, caller)
+    forks.begin(paused)
     if paused.hook is not None:
         paused.how = paused.hook.before_fork(paused)
     imports.pause(paused)  # before flushes: one may be importing, which can take longer than we wait for it
@@ -304,38 +299,10 @@ def _before_fork() -> None:
         connect.let_go()
 
 
-def _forks() -> list[_Paused]:
-    """Those that this thread is in, the innermost last."""
-    found: list[_Paused] = _forking.__dict__.setdefault("paused", [])
-    return found
-
-
-def _end_all(over: list[_Paused]) -> None:
-    for fork in over:
-        fork.done = True
-        try:
-            _forks().remove(fork)
-        except ValueError:  # a handler's fork has
-            pass
-
-
-def _was_paused(caller: FrameType | None) -> _Paused | None:
-    """What `_before_fork` has paused for the fork by this caller.
-
-    None when C code forked, as servers that embed Python do.
-    """
-    forks = _forks()
-    for at in range(len(forks) - 1, -1, -1):
-        if forks[at].is_by(caller):
-            found = forks[at]
-            _end_all(forks[at:])  # of those within it nobody has told the end
-            return found
-    return None
-
-
 def _after_fork_in_parent() -> None:
-    paused = _was_paused(_getframe().f_back)
-    python_forks(bool(_forks()))
+    if not _pausing:
+        return
+    paused = forks.was_paused(_getframe().f_back)
     if paused is None or paused.hook is None:
         return
     if paused.how is Fork.ENDED and paused.hook is _hook:
@@ -343,11 +310,15 @@ def _after_fork_in_parent() -> None:
             paused.hook.background.begin_again(paused.hook.native)
 
 
-def _after_fork() -> None:
+def _after_fork_in_child() -> None:
+    if _pausing:  # else it is time when this child makes use of us
+        _after_fork(forks.was_paused(_getframe().f_back))
+
+
+def _after_fork(paused: Paused | None, *, late: bool = False) -> None:
+    """In a forked child: replace what is the parent's. paused: for the fork, if anything was. late: some time ago."""
     global _changes, _process
-    paused, _process = _was_paused(_getframe().f_back), own_process()
-    for fork in _forks():
-        fork.how = None  # the thread that it has ended is the parent's
+    forks.in_child()
     _changes = ChangeQueue()
     if any(half.in_store for half in _halves):
         never_again("it was forked in the middle of a flush")
@@ -364,18 +335,22 @@ def _after_fork() -> None:
     hook = _hook
     if hook is not None:
         try:
-            python_forks(bool(_forks()))
             if paused is not None:
                 hook.after_fork(paused=paused.flushes, at_us=paused.at_us)
             else:
-                hook.after_fork(paused=False)
+                at_us = hook.native.forked_us if hook.native is not None else 0
+                hook.after_fork(paused=False, at_us=at_us, late=late)
         except Exception as err:
             say(f"not active in this forked process: {err}")
+    _process = own_process()
 
 
 _to_register: list[Callable[[], object]] = [  # once a process; what an exception keeps from that, the next change does
     lambda: atexit.register(_last_flush),
-    lambda: when_untold(_begin_untold),
-    lambda: os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork),
+    lambda: notices_forks(_notice_fork),
+    lambda: os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    ),
+    python_tells,
     lambda: ends.finish_in_children(_last_flush),
 ]

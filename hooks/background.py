@@ -76,6 +76,7 @@ class Sleeper:
 
     def __init__(self, native: Callable[[], Native | None] = lambda: None) -> None:
         self.native = native
+        self.sleeps_in: Native | None = None  # once our thread has slept there, C knows whether it does
         self._seen = c_uint64()
         self._lock = allocate_lock()
         self._lock.acquire()
@@ -88,6 +89,9 @@ class Sleeper:
         """As `wait`; True at once when there is something to read from the descriptor, -1 for none."""
         native = self.native()
         if native is not None:
+            if native is not self.sleeps_in:
+                native.thread(_BODY)  # it may have come after this thread; a forked child has C begin one
+                self.sleeps_in = native
             return native.sleep(descriptor, timeout_s, self._seen)
         if descriptor >= 0:
             entry = _PollFd(descriptor, _POLLIN, 0)
@@ -152,6 +156,9 @@ class Background:
 
     def before_fork(self, fork: Running, timeout_s: float) -> Fork:
         """Keep the thread asleep until the fork is over, or end it; unless its turn takes longer than we wait."""
+        native = self._sleeper.native()
+        if self._is_to_end and native is not None:
+            native.let_go()
         if _WARNS_OF_THREADS and self._coming:
             self._see_it_come(timeout_s)
         if _WARNS_OF_THREADS and self._running and _is_the_only_other():
@@ -200,6 +207,15 @@ class Background:
     def alive(self) -> bool:
         """Whether it runs."""
         return self._running
+
+    @property
+    def _is_to_end(self) -> bool:
+        """Whether a fork may have to end it."""
+        return _WARNS_OF_THREADS and (self._running or self._coming)
+
+    def is_held(self, native: Native) -> bool:
+        """Whether C has seen to it that it sleeps until the fork that this thread makes is over, and that is enough."""
+        return native is self._sleeper.sleeps_in and not self._is_to_end and native.is_held()
 
     def _join(self, timeout_s: float) -> bool:
         thread, self._thread = self._thread, None  # a handler's exception must not have it joined a second time
@@ -291,15 +307,17 @@ class Background:
 _FIRST: Final = 0
 _tickets = count(_FIRST + 1)
 _to_run: dict[int, Callable[[], None]] = {}  # by ticket, in threads that have not begun yet
-_untold: list[Callable[[], Callable[[], None] | None]] = []  # see `when_untold`
+_notice: list[Callable[[], object]] = []  # see `notices_forks`
 
 
-def when_untold(find: Callable[[], Callable[[], None] | None]) -> None:
-    """Have `find` say what to run in the thread that C begins with the first count of a child that C code has forked.
+def notices_forks(notice: Callable[[], object]) -> None:
+    """Have the thread that C begins with the first count of a forked child call this first: Python may not know yet."""
+    _notice[:] = [notice]
 
-    Nobody may have told Python of that fork.  None: nothing, it is no such child.
-    """
-    _untold[:] = [find]
+
+def in_late_child(run: Callable[[], None]) -> None:
+    """As `at_first_count`, for a forked child that has counted already, or not: C knows."""
+    _to_run[_FIRST] = run
 
 
 def at_first_count(native: Native, run: Callable[[], None] | None) -> bool:
@@ -316,9 +334,9 @@ def at_first_count(native: Native, run: Callable[[], None] | None) -> bool:
 
 
 def _begin(ticket: int | None) -> int:
+    for notice in _notice if not ticket else ():  # first: what is in `_to_run` may be the parent's
+        notice()
     run = _to_run.pop(ticket or _FIRST, None)
-    for find in _untold if run is None and not ticket else ():
-        run = find()
     if run is None:  # its hook was switched off before it came to run
         with suppress(Exception):  # an audit hook of the program's may forbid it; Python would print a traceback
             _libc.pthread_detach(c_ulong(_libc.pthread_self()))

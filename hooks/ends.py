@@ -7,7 +7,7 @@ of its own of what to call at a child's start and end.  Celery's billiard uses t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ __builtins__ = builtins
 
 _COPIES: Final = (("multiprocess", "multiprocess.util", "multiprocess.process"),)
 _OF_A_COPY: Final = ("Finalize", "register_after_fork", "_run_after_forkers", "_finalizer_registry")
+_COPIED: Final = tuple(util for _, util, _ in _COPIES)
 _FIRST: Final = 100  # before other finalizers
 _registered: set[str] = set()  # a child has them from its parent
 _flush: list[Callable[[], object]] = []
@@ -29,6 +30,11 @@ def finish_in_children(flush: Callable[[], object]) -> None:
     _flush[:] = [flush]
     _finish_in(util, process)
     after_fork()
+
+
+def has_copies(modules: Mapping[str, object]) -> bool:
+    """Whether a forked child must call `after_fork` at once."""
+    return any(name in modules for name in _COPIED)
 
 
 def after_fork() -> None:

@@ -183,6 +183,11 @@ class Flusher:
         self._is_stuck = False
         return True
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no thread flushes, or waits to."""
+        return not self._lock.is_taken
+
     def beat_soon(self) -> None:
         """Write the session row with the next flush: something in it has changed that people look for."""
         self._next_beat_s = 0.0

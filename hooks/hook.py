@@ -12,7 +12,7 @@ here, the program goes on with stock torch, and one line says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,7 +25,7 @@ from gemmtuned.configs.sighting import OUTCOMES
 from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.hooks import ranks
 from gemmtuned.hooks.account import Account
-from gemmtuned.hooks.background import Background, Fork, at_first_count
+from gemmtuned.hooks.background import Background, Fork, at_first_count, in_late_child
 from gemmtuned.hooks.flush import EXIT_BUSY_S, EXIT_S, Flusher, never_again, say_cut_off
 from gemmtuned.hooks.housekeeping import keep_house
 from gemmtuned.hooks.patches import Patches
@@ -64,9 +64,14 @@ class _Parts(NamedTuple):
 
 
 class Hook:
-    """The hook; activate() makes one at a time. tables: those the program asked for, besides the environment's."""
+    """The hook; activate() makes one at a time. tables: those the program asked for, besides the environment's.
 
-    def __init__(self, settings: Settings, tables: Iterable[UserTables] = ()) -> None:
+    notice_fork: calls `after_fork`, if this is a forked child that has not done so.
+    """
+
+    def __init__(
+        self, settings: Settings, tables: Iterable[UserTables] = (), notice_fork: Callable[[], object] = bool
+    ) -> None:
         self.settings = settings
         self.library = Library()
         self.where = Where(lambda: self.native is not None and self.native.has_cuda)
@@ -79,7 +84,7 @@ class Hook:
             self.library,
             self.tables,
             counts=settings.capture or self.selections is not None,  # the log of selections is made from counts
-            before_capture=lambda: self.ready.before_capture(),  # late: a forked child has a Ready of its own
+            before_capture=lambda: _before_capture(self, notice_fork),
         )
         self.account = Account(settings, self.library, self.tables, self.patches, self.where, self.selections)
         self._parts: _Parts | None = None
@@ -246,29 +251,24 @@ class Hook:
         """Keep flushes from running until the fork is over; False when one could not be waited for."""
         return self._parts is not None and self.flusher.pause(fork)
 
-    def after_fork(self, *, paused: bool, at_us: int = 0) -> None:
+    def after_fork(self, *, paused: bool, at_us: int = 0, late: bool = False) -> None:
         """In a forked child: counts start at zero (native ones reset themselves); the first count starts the thread.
 
-        Most children count nothing, and each page written here is copied, so we do little.  at_us: as Account's.
-        paused: no flush was running in the parent.  If one was inside SQLite, this process inherits its locks for ever.
+        Each page written here is copied, and most children count nothing: they never come here.  at_us: as Account's.
+        late: the child has run on for a while.  paused: no flush was running in the parent.  If one was inside SQLite,
+        this process inherits its locks for ever.
         """
         parents, self._parts = self._parts, None
         self._making = FrameLock()
         self.tables.after_fork()
         self.account.after_fork(at_us)
         self.patches.after_fork()
-        if parents is None:  # the parent's thread may have been about to begin, but threads are not inherited
-            if self.native is not None:
-                at_first_count(self.native, self.begin)
-            return
-        _parents.append(parents)
-        parents.close_inherited()
-        if not paused and parents.flusher.in_store:
-            never_again("it was forked in the middle of a flush")
+        if parents is not None:
+            _keep(parents, paused=paused)
         if self.native is not None:
-            at_first_count(self.native, self.begin)
-        elif self.patches.look_at_s is not None:  # without the library no call can start the thread that looks for it
-            with suppress(OSError):
+            _begin_at_first_count(self, self.native, late=late)
+        elif parents is not None and self.patches.look_at_s is not None:
+            with suppress(OSError):  # without the library no call can start the thread that looks for it
                 self.background.start()
 
     # ---- the thread's work
@@ -328,6 +328,34 @@ def own_op(hook: Hook, routed: str) -> Iterator[None]:
     finally:
         if native is not None:
             native.op_ends(on_probation)
+
+
+def _keep(parents: _Parts, *, paused: bool) -> None:
+    """In a forked child."""
+    _parents.append(parents)
+    parents.close_inherited()
+    if not paused and parents.flusher.in_store:
+        never_again("it was forked in the middle of a flush")
+
+
+def _begin_at_first_count(hook: Hook, native: Native, *, late: bool) -> None:
+    if late:
+        in_late_child(hook.begin)
+    else:
+        at_first_count(native, hook.begin)
+
+
+def is_at_rest(hook: Hook) -> bool:
+    """Whether a child that this thread forks now inherits nothing half done, since our thread sleeps meanwhile."""
+    native, parts = hook.library.native, hook._parts
+    if native is None or parts is None:
+        return native is not None and native.is_held()
+    return parts.flusher.is_at_rest and parts.background.is_held(native)
+
+
+def _before_capture(hook: Hook, notice_fork: Callable[[], object]) -> None:
+    notice_fork()  # a child has a Ready of its own
+    hook.ready.before_capture()
 
 
 def close_inherited(half: Hook) -> None:

@@ -66,6 +66,11 @@ def pause(fork: Running) -> None:
     _lock.hold(fork, WAIT_S)
 
 
+def is_going_on() -> bool:
+    """Whether one of them imports, or a fork waits for that."""
+    return _lock.is_taken
+
+
 def after_fork() -> None:
     """In a forked child: whoever held the lock is not here."""
     global _lock

@@ -45,6 +45,7 @@ class Events(Sleeper):
         self._inodes: dict[int, int] = {}  # by watch: what the kernel says of it as long as it is ours
         self._facts = b""  # what /proc said of the descriptor when all watches were new
         self._lock_fd = FrameLock()  # around opening, using and closing the descriptor
+        self._told: Native | None = None  # the library, once it knows what a forked child is to close
         self._read_s = 0.0  # when events were read last, of clock.monotonic()
         self.changed = False  # a name that matters, or the folder itself, since it was last set to False
         self.alive = False  # False also when a folder went away, or the descriptor
@@ -74,6 +75,7 @@ class Events(Sleeper):
                 self._names, self._inodes = {}, {}
                 raise
             self._fd, self.alive = fd, True
+            self._told = None
 
     def wait(self, timeout_s: float) -> None:
         """As Sleeper.wait; returns too when something happened in the folders, GAP_S after the last time or later."""
@@ -84,6 +86,7 @@ class Events(Sleeper):
         fd = self._fd
         if fd is None or not self.alive:  # a second `wake` finds no watch to take away, and would end no sleep there
             return
+        self._tell(fd)
         if self._sleep(fd, until_s - clock.monotonic()):
             self._read_s = clock.monotonic()
             self._read()
@@ -104,9 +107,19 @@ class Events(Sleeper):
         """Close the descriptor, if it is still ours."""
         with self._lock_fd:
             fd, self._fd, self.alive = self._fd, None, False
+            if self._told is not None:
+                self._told.watched(-1, b"")
             if fd is not None and self._is_ours(fd):
                 os.close(fd)
             self._names, self._inodes = {}, {}
+
+    def _tell(self, fd: int) -> None:
+        native = self.native()
+        if native is not None and native is not self._told:
+            with self._lock_fd:
+                if fd == self._fd:
+                    native.watched(fd, self._facts)
+                    self._told = native
 
     def descriptor(self) -> int | None:
         """What a forked child will have of it and should close, if it is still ours."""

@@ -50,9 +50,9 @@ struct Awake {
   ~Awake() { leave(); }
 };
 inline thread_local Awake t_awake;
-inline thread_local bool t_python_forks = false;     // this thread's next fork is by Python, which has waited for ours
-inline thread_local bool t_fork_is_pythons = false;  // the one that it is in
-inline thread_local bool t_holds_gate = false;       // for the fork that it is in
+inline thread_local int t_python_forks = 0;          // how many forks by Python this thread is in: a hook may fork, too
+inline thread_local bool t_fork_is_pythons = false;  // the innermost one
+inline thread_local bool t_holds_gate = false;       // for the outermost one
 
 class Asleep {
  public:
@@ -90,10 +90,23 @@ class Asleep {
     return body.load()(ticket);
   }
 
+  // Python's first hook of a fork: where our thread sleeps, it does so until the last one.
+  void python_forks() {
+    if (t_python_forks++ == 0) t_holds_gate = gate_.try_lock();
+  }
+  // Whether that is so for the fork by Python that this thread is in.
+  static bool is_held() { return t_python_forks > 0 && t_holds_gate; }
+  void let_go() {
+    if (t_holds_gate) gate_.unlock();
+    t_holds_gate = false;
+  }
+  void python_has_forked() {
+    if (t_python_forks > 0 && --t_python_forks == 0) let_go();
+  }
+
   void before_fork() {
-    t_fork_is_pythons = t_python_forks;
-    t_python_forks = false;  // what tells the end of a fork by Python may be cut off
-    if (t_fork_is_pythons) return;
+    t_fork_is_pythons = t_python_forks > 0;
+    if (t_fork_is_pythons) return;  // our thread sleeps, or Python's own hooks have waited for it
     const auto wait = std::chrono::milliseconds(is_stuck_.load() ? 20 : 500);
     t_holds_gate = gate_.try_lock();
     if (!t_holds_gate && python_.is_held()) {
@@ -106,15 +119,14 @@ class Asleep {
     is_stuck_.store(!t_holds_gate);
   }
   void after_fork_in_parent() {
-    if (!t_holds_gate) return;
-    t_holds_gate = false;
-    gate_.unlock();
+    if (!t_fork_is_pythons) let_go();
   }
   void after_fork_in_child() {  // our thread, which may have held any of these, stayed in the parent
     new (&gate_) std::timed_mutex;
     new (&mutex_) std::mutex;
     new (&woken_) std::condition_variable;
     t_holds_gate = false;
+    if (t_fork_is_pythons) --t_python_forks;  // Python's last hook is called in the parent alone
   }
 
   static inline std::atomic<ThreadBody> body{nullptr};

@@ -66,7 +66,11 @@ SIGNATURES: Final = (
     ("gt_thread", ctypes.c_void_p, ctypes.c_void_p),
     ("gt_sleep", ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)),
     ("gt_wake", None),
-    ("gt_python_forks", None, ctypes.c_int),
+    ("gt_before_python_fork", None),
+    ("gt_is_held", ctypes.c_int),
+    ("gt_let_go", None),
+    ("gt_watched", None, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
+    ("gt_forked_us", ctypes.c_int64),
     ("gt_begin_soon", None),
     ("gt_after_python_fork", None),
     (

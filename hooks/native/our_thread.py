@@ -11,7 +11,8 @@ from gemmtuned.configs.unpatched import builtins, os
 __builtins__ = builtins
 
 _knows_of_forks: list[ctypes.CDLL] = []  # the library, at most one, from then on that libc calls it at forks
-_to_register: list[ctypes.CDLL] = []  # the same, until Python knows of it too
+_to_register: list[ctypes.CDLL] = []  # the same, until Python calls it at forks, too
+_python_knows: list[bool] = []  # True once hooks/activate.py has its own hooks of a fork
 
 
 def knows_of_forks(lib: ctypes.CDLL) -> None:
@@ -19,18 +20,23 @@ def knows_of_forks(lib: ctypes.CDLL) -> None:
     if not _knows_of_forks:
         _to_register[:] = [lib]
         _knows_of_forks[:] = [lib]
+    if _python_knows:
+        python_tells()
 
 
-def python_forks(is_so: bool) -> None:
-    """Tell the library whether this thread's next fork is by Python; False takes that back where none has come.
+def python_tells() -> None:
+    """Have Python call the library as the first and the last at each fork. Our hooks written in Python are there.
 
     Untold, it would take such a fork for one by C code, and let go of Python's lock in the middle of it.  From 3.13 on
     `os.fork` holds the list of Python's threads locked then, for which another thread would wait for ever.
     """
-    for lib in _knows_of_forks:
-        lib.gt_python_forks(is_so)
-    if is_so and _to_register:  # now, so that it is called after the hook that begins the thread
-        os.register_at_fork(after_in_parent=_to_register.pop().gt_after_python_fork)
+    _python_knows[:] = [True]
+    while _to_register:  # hooks before a fork are called from the last one on, those after it from the first one on
+        _register(_to_register.pop())
+
+
+def _register(lib: ctypes.CDLL) -> None:
+    os.register_at_fork(before=lib.gt_before_python_fork, after_in_parent=lib.gt_after_python_fork)
 
 
 class OurThread:
@@ -48,6 +54,23 @@ class OurThread:
     def thread(self, body: Any) -> int:
         """The C function for a thread of ours to begin with, which runs `body` and has forks by C code wait for it."""
         return self._lib.gt_thread(body)  # type: ignore[no-any-return]
+
+    def is_held(self) -> bool:
+        """Whether our thread sleeps until the fork by Python that the calling thread is in is over."""
+        return bool(self._lib.gt_is_held())
+
+    def let_go(self) -> None:
+        """Let it wake up before that."""
+        self._lib.gt_let_go()
+
+    @property
+    def forked_us(self) -> int:
+        """Unix time in microseconds at which this process was forked; 0 where it was not, since the library is here."""
+        return int(self._lib.gt_forked_us())
+
+    def watched(self, descriptor: int, facts: bytes) -> None:
+        """A forked child is to close its copy of this descriptor, if /proc says these facts of it; -1: of none."""
+        self._lib.gt_watched(descriptor, facts, len(facts))
 
     def sleep(self, descriptor: int, timeout_s: float, seen: ctypes.c_uint64) -> bool:
         """Sleep until `wake`, for timeout_s at most; True if there is something to read (-1: from nothing).

@@ -11,6 +11,7 @@
 #include "cuda_launch.h"
 #include "mirrored.h"
 #include "probation.h"
+#include "watched.h"
 
 namespace gemmtuned {
 
@@ -106,9 +107,12 @@ inline void after_fork_in_parent() noexcept {
 
 inline void after_fork_in_child() noexcept {
   g_asleep.after_fork_in_child();
-  // Python's hooks of a fork begin our thread; C code that forks may not call them
-  if (!t_fork_is_pythons) g_at_first_count.store(Asleep::body.load());
-  g_beats.store(&g_unseen);  // the page is the parent's
+  g_watched.close_inherited();
+  g_forked_us.store(
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
+  g_at_first_count.store(Asleep::body.load());  // Python learns of the fork with the first count, or when it is asked
+  g_beats.store(&g_unseen);                     // the page is the parent's
   Probation::get().after_fork_in_child();
   g_captures.after_fork_in_child();
   cuda::Workspaces::get().after_fork_in_child();

@@ -4,6 +4,7 @@
 
 #include "asleep.h"
 #include "first_count.h"
+#include "watched.h"
 
 using namespace gemmtuned;
 
@@ -39,8 +40,20 @@ int gt_sleep(int fd, int timeout_ms, uint64_t* seen) noexcept { return g_asleep.
 // Ends all such sleeps, or the next one of those who sleep not.
 void gt_wake() noexcept { g_asleep.wake(); }
 
-// Whether this thread's next fork is by Python, which has waited for our thread in its own way.
-void gt_python_forks(int is_so) noexcept { t_python_forks = is_so != 0; }
+// What a forked child closes: see watched.h.
+void gt_watched(int fd, const char* facts, size_t length) noexcept { g_watched.is(fd, facts, length); }
+
+// Unix time in microseconds at which this process was forked; 0 where it was not, since the library is here.
+int64_t gt_forked_us() noexcept { return g_forked_us.load(); }
+
+// Python's first hook of a fork, called by C: no exception of a handler's can come in between.
+void gt_before_python_fork() noexcept { g_asleep.python_forks(); }
+
+// Whether our thread sleeps until the fork by Python that this thread is in is over.
+int gt_is_held() noexcept { return Asleep::is_held(); }
+
+// Let it wake up nevertheless.
+void gt_let_go() noexcept { g_asleep.let_go(); }
 
 // Our thread, which has ended for a fork by Python, begins again once the forking thread runs Python code: from 3.13 on
 // Python counts the threads of a parent after all its hooks of the fork, and warns of a second one.
@@ -48,6 +61,7 @@ void gt_begin_soon() noexcept { g_begins_soon_in.store(getpid()); }
 
 // Python's last of these hooks, called by C: nothing written in Python runs between it and the count.
 void gt_after_python_fork() noexcept {
+  g_asleep.python_has_forked();
   if (g_begins_soon_in.load() != getpid()) return;
   using Add = int (*)(int (*)(void*), void*);
   static const Add add = Interpreter::find<Add>("Py_AddPendingCall");

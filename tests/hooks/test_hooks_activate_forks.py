@@ -2,11 +2,11 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hooked import Home
 
-from gemmtuned.hooks import activate
 from gemmtuned.hooks.native import our_thread
 
 
@@ -73,7 +73,7 @@ def test_a_child_of_a_fork_by_c_of_which_nobody_tells_python_counts_as_it_goes_a
     assert home.calls() == 9
 
 
-@pytest.mark.parametrize("library", ["CDLL", "PyDLL", "CDLL, after a fork by Python whose end was cut off"])
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL", "CDLL, after forks by Python"])
 def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_lock(home: Home, library: str) -> None:
     """CDLL: without Python's lock, as uWSGI; PyDLL: with it."""
     done = home.run(
@@ -88,9 +88,8 @@ def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_
 
         torch.mm(torch.ones(4, 16), torch.ones(16, 8))
         current().flusher._tick = busy
-        if "cut off" in sys.argv[1]:
-            tell = activate.python_forks
-            activate.python_forks = lambda is_so: is_so and tell(True)
+        for _ in range(9 if "after" in sys.argv[1] else 0):  # some find it asleep, and some at work
+            busy()
             child = os.fork() or os._exit(0)
             os.waitpid(child, 0)
         fork, hung = getattr(ctypes, sys.argv[1].split(",")[0])(None).fork, 0
@@ -111,17 +110,22 @@ def test_a_fork_by_c_finds_our_thread_asleep_so_that_the_child_can_have_pythons_
     assert done.said == 0
 
 
-def test_a_fork_by_python_is_told_to_the_library_while_no_hook_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it waits for the thread of one that is being switched off, in a way that hangs from Python 3.13 on."""
+def test_a_fork_by_python_is_told_to_the_library_as_its_first_and_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while no hook is on: else it waits for the thread of one that is being switched off, and hangs from 3.13 on.
 
-    told: list[bool] = []
-    monkeypatch.setattr(our_thread, "_knows_of_forks", [SimpleNamespace(gt_python_forks=told.append)])
-    monkeypatch.setattr(our_thread, "_to_register", [])
-    monkeypatch.setattr(activate, "_hook", None)
-    activate._before_fork()
-    assert told == [True]
-    activate._after_fork_in_parent()
-    assert told == [True, False]
+    Hooks before a fork are called from the last one on, so the library's are registered after those written in Python.
+    """
+    registered: list[dict[str, object]] = []
+    monkeypatch.setattr(our_thread, "os", SimpleNamespace(register_at_fork=lambda **hooks: registered.append(hooks)))
+    for name in ("_knows_of_forks", "_to_register", "_python_knows"):
+        monkeypatch.setattr(our_thread, name, [])
+    library: Any = SimpleNamespace(gt_before_python_fork="first", gt_after_python_fork="last")
+    our_thread.knows_of_forks(library)
+    assert registered == []
+    our_thread.python_tells()
+    our_thread.python_tells()
+    our_thread.knows_of_forks(library)
+    assert registered == [{"before": "first", "after_in_parent": "last"}]
 
 
 def test_a_child_forked_while_the_last_flush_of_a_hook_is_in_sqlite_keeps_from_it(home: Home) -> None:

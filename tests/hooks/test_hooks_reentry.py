@@ -162,7 +162,7 @@ def in_a_phase():
         pass
 
 calls = {"disable": gemmtuned.disable, "enable": gemmtuned.enable, "reload": gemmtuned.reload, "fork": fork,
-         "exit": activate._last_flush, "phase": in_a_phase}
+         "slow fork": fork, "exit": activate._last_flush, "phase": in_a_phase}
 
 def raise_late():
     raise Late
@@ -185,6 +185,8 @@ def on():
     if outer == "exit" or not gemmtuned.is_enabled():
         gemmtuned.enable()
 
+if outer == "slow fork":  # one at which all of it is paused
+    sys.modules["multiprocess.util"] = type(sys)("multiprocess.util")
 on()
 publish_newer()
 gemmtuned.reload()
@@ -230,15 +232,15 @@ print(json.dumps([events, wrong[:9]]))
 @pytest.mark.parametrize(
     ("outer", "step"),
     steps(
-        ("disable", 43, 11), ("enable", 401, 101), ("exit", 43, 11), ("fork", 21, 5), ("reload", 43, 11),
-        ("phase", 53, 13),
+        ("disable", 43, 11), ("enable", 401, 101), ("exit", 43, 11), ("fork", 7, 1), ("slow fork", 21, 5),
+        ("reload", 43, 11), ("phase", 53, 13),
     ),
 )  # fmt: skip
 def test_what_an_exception_cuts_off_holds_up_nothing_and_loses_nothing(home: Home, outer: str, step: int) -> None:
     """A lock stayed locked: the thread waited for ever, each later change 2 s, and counts were lost."""
     events, wrong = home.run(EVENTS + CUT_OFF, outer, str(step), GEMMTUNED_RELOAD="manual").said
 
-    assert events > 50
+    assert events > (20 if outer == "fork" else 50)
     assert wrong == []
 
 
