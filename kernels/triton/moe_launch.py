@@ -15,7 +15,7 @@ from gemmtuned.kernels.cuda import moe_run
 from gemmtuned.kernels.cuda.moe_decode import Experts
 from gemmtuned.kernels.mixture import How, Operands
 from gemmtuned.kernels.own_kernel import POINTER_ALIGN
-from gemmtuned.kernels.triton.moe_tiling import AT_ONCE, MOST_PAIRS, Tile, compiled, padded
+from gemmtuned.kernels.triton.moe_tiling import AT_ONCE, MOST_PAIRS, Tile, compiled, padded, turns
 
 _PLAIN: Final = (torch.bfloat16, torch.float16)
 
@@ -67,7 +67,8 @@ class Launches:
         })  # fmt: skip
         if made_ready:
             kernels["ready"]((pairs, 1, 1), {**of_h, "x": h})
-        kernels["down"]((-(-layer.width // self._tiles[1].rows), down_places, 1), {
+        columns = self._tiles[1].rows * turns(layer, self._tiles[1])
+        kernels["down"]((-(-layer.width // columns), down_places, 1), {
             **given, **of_h, "h": given_h, "w": _codes(o.w2), "scale": o.scale2, "bias": o.bias2, "tiles": down_tiles,
             "places": down_places,
         })  # fmt: skip

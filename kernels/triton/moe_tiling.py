@@ -38,9 +38,13 @@ ACTS: Final = {"silu": 0, "gelu": 1, "swiglu_clamped": 2}
 _BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8_e4m3": 1.0, "int4": 0.5, "mxfp4": 0.5}
 # (rows of W, tokens, K of a step, warps, stages): of plain weights, and of coded ones in the first and second product,
 # those that were the fastest of some layer on an H200
-_PLAIN: Final = (
-    (64, 16, 128, 4, 4), (128, 16, 128, 4, 3), (64, 32, 128, 4, 4), (128, 32, 128, 4, 3), (128, 64, 64, 4, 4),
-    (128, 64, 128, 4, 3), (128, 128, 64, 8, 3), (256, 64, 64, 8, 3), (256, 128, 64, 8, 3),
+_PLAIN_UP: Final = (
+    (128, 16, 128, 4, 3), (128, 16, 128, 4, 4), (128, 32, 64, 4, 4), (256, 32, 64, 8, 4), (256, 64, 64, 8, 4),
+    (128, 64, 64, 4, 4), (256, 128, 64, 8, 3), (128, 128, 64, 4, 3),
+)  # fmt: skip
+_PLAIN_DOWN: Final = (
+    (128, 16, 128, 4, 3), (128, 16, 128, 4, 4), (128, 32, 128, 4, 4), (128, 64, 64, 4, 4), (256, 64, 64, 8, 4),
+    (128, 64, 128, 4, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 3),
 )  # fmt: skip
 _CODED_UP: Final = (
     (64, 16, 256, 4, 3), (64, 16, 128, 4, 4), (128, 16, 128, 4, 4), (128, 32, 128, 4, 4), (64, 32, 128, 4, 4),
@@ -51,6 +55,8 @@ _CODED_DOWN: Final = (
     (128, 32, 128, 4, 4), (128, 64, 128, 4, 3), (128, 64, 256, 8, 1), (128, 64, 128, 8, 2),
 )  # fmt: skip
 RACED: Final = 5  # of each launch
+SHORT: Final = 12  # steps of K: a tile of the second product with no more of them is soon done
+TURNS: Final = 4  # such tiles in turn, measured on an H200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,8 @@ def candidates(problem: Problem, arch: str) -> Iterator[Candidate]:
 
 def likely(layer: Experts, tokens: int, arch: str, stage: int) -> Iterator[Tile]:
     """Tiles of a product that are worth trying, those near to what an expert has of so many tokens first."""
-    tiles = _PLAIN if not WEIGHTS[layer.weight] else _CODED_UP if stage == 1 else _CODED_DOWN
+    coded = WEIGHTS[layer.weight] > 0
+    tiles = (_CODED_UP if coded else _PLAIN_UP) if stage == 1 else _CODED_DOWN if coded else _PLAIN_DOWN
     named = (Tile(rows=r, tokens=t, block_k=k, warps=w, stages=s) for r, t, k, w, s in tiles)
     fit = [tile for tile in named if takes(layer, tile) and _shared(layer, tile) <= shared_limit(arch)]
     wanted = min(max(16.0, 1.5 * tokens * layer.topk / layer.experts), 128.0)
@@ -128,6 +135,12 @@ def takes(layer: Experts, tile: Tile) -> bool:
 
 def _shared(layer: Experts, tile: Tile) -> float:
     return tile.stages * tile.block_k * (tile.rows * _BYTES[layer.weight] + tile.tokens * 2)
+
+
+def turns(layer: Experts, down: Tile) -> int:
+    """Tiles that a thread block of the second product makes in turn: several where each alone is soon done."""
+    short = not WEIGHTS[layer.weight] and -(-layer.inter // down.block_k) <= SHORT
+    return TURNS if short and down.tokens >= 32 else 1
 
 
 def padded(layer: Experts) -> tuple[int, int]:
@@ -225,7 +238,7 @@ def compiled(layer: Experts, up: Tile, down: Tile, arch: str) -> dict[str, Compi
     found = {
         "begin": made("begin", layer.experts, layer.width, small, K=layer.width, PADDED=width),
         "up": made("up", 2 * layer.inter, layer.width, up, {"x": made_ready}, PADDED=width),
-        "down": made("down", layer.width, layer.inter, down, {"h": made_ready}, PADDED=inter),
+        "down": made("down", layer.width, layer.inter, down, {"h": made_ready}, PADDED=inter, RUN=turns(layer, down)),
         "add": made("add", layer.width, layer.topk, small),
     }
     if coded:

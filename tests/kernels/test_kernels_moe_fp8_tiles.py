@@ -163,16 +163,25 @@ def test_tiles_that_do_not_cut_h_are_refused() -> None:
         compiled(layer, tile_of("128.16.1.8.3"), tile_of("128.16.1.4.4"), "sm_90")
 
 
+def refused(candidate: Candidate, problem: Problem, device: Device) -> str:
+    """Why it does not compile, or nothing."""
+    try:
+        compile_candidate(candidate, problem, device)
+    except CandidateFailed as err:
+        return str(err)
+    return ""
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("kept_compiler_cache")
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_89"])
-def test_every_tile_that_is_likely_compiles_without_spills(arch: str) -> None:
-    """What the daemon compiles before a device is used: all on sm_90, the first elsewhere."""
+def test_likely_tiles_compile_without_spills(arch: str) -> None:
+    """What the daemon compiles before a device is used: all of them on sm_90, one at least elsewhere."""
     device = replace(H200, arch=arch)
     for problem in (moe(256), moe(2048)):
         layer = layer_of(problem)
         assert layer is not None
         ups, downs = (list(likely(layer, problem.m, arch, stage)) for stage in (1, 2))
         chosen = [Candidate.of(NAME, up=u.text(), down=d.text()) for u, d in zip(ups, downs, strict=False)]
-        for candidate in chosen if arch == "sm_90" else chosen[:1]:
-            compile_candidate(candidate, problem, device)
+        said = [refused(candidate, problem, device) for candidate in chosen]
+        assert "" in said and (arch != "sm_90" or set(said) == {""}), said
