@@ -70,7 +70,8 @@ _VARIABLES: Final = (
     Variable(
         "GEMMTUNED_PATCH",
         "unset",
-        "patches to apply at the start, as gemmtuned.patch(...) does: transformers.moe, deep_gemm, flashinfer",
+        "patches to apply at the start, as gemmtuned.patch(...) does: transformers.moe, transformers.fp8_moe, "
+        "deep_gemm, flashinfer",
     ),
     Variable(
         "GEMMTUNED_WITHOUT",

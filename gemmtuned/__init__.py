@@ -114,7 +114,7 @@ def on_reload(callback: Callable[[int], None]) -> Callable[[], None]:
 
 
 def patch(name: str) -> Callable[[], None]:
-    """Have Python code of another project run its products through gemmtuned.ops; `transformers.moe` is known.
+    """Have Python code of another project run its products through gemmtuned.ops; `transformers.moe` is one.
 
     `deep_gemm` and `flashinfer` register functions of these as operators, which published solutions can call.
     Returns a function that takes the patch back.  GEMMTUNED_PATCH=transformers.moe does it without a change to the

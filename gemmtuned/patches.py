@@ -23,6 +23,7 @@ PATCHES: Final = {  # name -> (the module that is patched, ours that does it)
     "deep_gemm": ("deep_gemm", "gemmtuned.kernels.from_deep_gemm"),
     "flashinfer": ("flashinfer.gemm", "gemmtuned.kernels.from_flashinfer"),
     "transformers.moe": ("transformers.integrations.moe", "gemmtuned.ops.transformers_moe"),
+    "transformers.fp8_moe": ("transformers.integrations.finegrained_fp8", "gemmtuned.ops.transformers_fp8_moe"),
 }
 
 

@@ -170,23 +170,24 @@ def _is_traced(x: Tensor) -> bool:
 
 
 def fused_moe_or(
-    otherwise: Callable[[], Tensor], x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, activation: Any
-) -> Tensor:
+    otherwise: Callable[[], Tensor], x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, activation: Any,
+    scale1: Tensor | None = None, scale2: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """fused_moe by the kernel that the table has for the call; where it has none, what `otherwise` gives.
 
-    otherwise: a layer's own form of the same, in torch's own products.  x, w1, w2, weights, ids, activation: as for
-    fused_moe, without scales.  A call without a verdict is counted as fused_moe's; where torch's own is the best, the
-    layer's form runs as it would without us, its products counted and served one by one.
+    otherwise: a layer's own form of the same.  x, w1, w2, weights, ids, activation: as for fused_moe.  scale1, scale2:
+    none, or of 128x128, by a layer that quantises X and H itself.  A call without a verdict is counted as fused_moe's;
+    where torch's own is the best, the layer's form runs as it would without us, its products counted one by one.
     """
+    quant = QuantType.No if scale1 is None else QuantType.per_128x128
     if torch.compiler.is_compiling():
-        return fused_moe(x, w1, w2, weights, ids, activation=activation)
+        more: dict[str, Any] = {"activation": activation, "quant_type": quant, "quantize_activations": True}
+        return fused_moe(x, w1, w2, weights, ids, w1_scale=scale1, w2_scale=scale2, **more)
     hook: Any = activate.current()
     if hook is None:
         return otherwise()
-    how = how_of(activation, QuantType.No, w1, w2, weighted=False, interleaved=False)
-    given = Operands(
-        x=x, w1=w1, w2=w2, weights=weights, ids=ids, scale1=None, scale2=None, bias1=None, bias2=None
-    )  # fmt: skip
+    how = how_of(activation, quant, w1, w2, weighted=False, interleaved=False, quantised=True)
+    given = Operands(x=x, w1=w1, w2=w2, weights=weights, ids=ids, scale1=scale1, scale2=scale2)
     problem = problem_of(given, how) if len(x) and ids.dim() == 2 else None
     if problem is None:
         return otherwise()
@@ -195,7 +196,7 @@ def fused_moe_or(
         return otherwise()
 
     def operands() -> Operands:
-        return operands_of(x, w1, w2, weights, ids, None, None, None, None, None, how=how, dtype=None)
+        return operands_of(x, w1, w2, weights, ids, scale1, scale2, None, None, None, how=how, dtype=None)
 
     return _counted(hook, problem, found, place_of(x.device), operands, otherwise)
 

@@ -7,6 +7,7 @@ unchanged program uses it with either.  What it does not take goes on to transfo
 weights that lie as [E, K, N] (gpt-oss: there torch._grouped_mm is tuned), gates and activations of a model's own, and
 all that somebody looks on at: hooks of the experts or of their activation, modes, transforms, tracers, autocast.
 So does what has no verdict yet, counted as one call, and where torch's own is best: the patch costs nothing there.
+Experts in FP8 have a registry of their own (transformers_fp8_moe.py).
 Results of ours differ from transformers' by rounding: the first product is rounded once, the sum over experts is in
 fp32.
 """
@@ -14,6 +15,7 @@ fp32.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -39,6 +41,9 @@ KNOWN: Final = (5,)
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 Forward = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
+# (experts, hidden states) -> both weights, the activation and the scales where there are any; None: not taken
+Taken = Callable[[Any, Tensor], "tuple[Any, ...] | None"]
+_now = threading.local()  # the experts whose own form this thread runs
 
 
 def is_ready(module: ModuleType) -> bool:
@@ -49,7 +54,16 @@ def is_ready(module: ModuleType) -> bool:
 
 def apply(module: ModuleType) -> Callable[[], None]:
     """As Patch.apply."""
-    functions = getattr(module, "ALL_EXPERTS_FUNCTIONS", None)
+    gate = getattr(module, "_default_apply_gate", None)
+    return put_before(module, "ALL_EXPERTS_FUNCTIONS", lambda experts, x: _taken(experts, gate, x))
+
+
+def put_before(module: ModuleType, registry: str, taken: Taken) -> Callable[[], None]:
+    """Our form of what `taken` takes, before this registry's; the result takes it back.
+
+    Raises GemmtunedError for a version that nobody has looked at.
+    """
+    functions = getattr(module, registry, None)
     if functions is None or not hasattr(functions, "register") or DEFAULT not in functions:
         raise GemmtunedError(
             f"{module.__name__} has no registry of experts with {DEFAULT}: transformers 5 brings it, this is {_said()}"
@@ -62,16 +76,14 @@ def apply(module: ModuleType) -> Callable[[], None]:
     stock: Forward = functions[DEFAULT]
     if getattr(stock, "is_gemmtuned", False):
         return lambda: None
-    gate = getattr(module, "_default_apply_gate", None)
-
-    forward = _before(stock, gate)
+    forward = _before(stock, taken)
     functions.register(NAME, forward)
     functions[DEFAULT] = forward
     usual = functions.get_interface
 
     def get_interface(name: str, default: Forward) -> Forward:
         found: Forward = usual(name, default)
-        return _before(found, gate) if name == EAGER and found is default and _is_theirs(default) else found
+        return _before(found, taken) if name == EAGER and found is default and _is_theirs(default) else found
 
     functions.get_interface = get_interface
 
@@ -84,29 +96,40 @@ def apply(module: ModuleType) -> Callable[[], None]:
     return undo
 
 
-def _before(stock: Forward, gate: Any) -> Forward:
-    """A forward of experts that goes on to `stock` with what it does not take. gate: transformers' own gating."""
+def _before(stock: Forward, taken: Taken) -> Forward:
+    """A forward of experts that goes on to `stock` with what it does not take."""
 
     def forward(experts: Any, *given: Tensor, **named: Tensor) -> Tensor:
         def otherwise() -> Tensor:
-            return stock(experts, *given, **named)
+            if torch.compiler.is_compiling():
+                return stock(experts, *given, **named)
+            outer, _now.experts = getattr(_now, "experts", None), experts
+            try:
+                return stock(experts, *given, **named)
+            finally:
+                _now.experts = outer
 
-        if named or len(given) != 3:  # a loop has names of its own for them
+        if named or len(given) != 3 or _is_within(experts):  # a loop has names of its own for them
             return otherwise()
         hidden_states, top_k_index, top_k_weights = given
-        activation = _activation(experts, gate, hidden_states) if _is_ours_alone(experts, *given) else None
-        if activation is None:
+        found = taken(experts, hidden_states) if _is_ours_alone(experts, *given) else None
+        if found is None:
             return otherwise()
-        w1, w2 = experts.gate_up_proj.detach(), experts.down_proj.detach()
-        return fused_moe_or(otherwise, hidden_states, w1, w2, top_k_weights, top_k_index, activation)
+        w1, w2, activation, *scales = found
+        return fused_moe_or(otherwise, hidden_states, w1, w2, top_k_weights, top_k_index, activation, *scales)
 
     forward.is_gemmtuned = True  # type: ignore[attr-defined]
     return forward
 
 
+def _is_within(experts: Any) -> bool:
+    """Whether this is asked by their own form: of a class that was marked twice both forwards ask the registry."""
+    return not torch.compiler.is_compiling() and getattr(_now, "experts", None) is experts
+
+
 def _is_theirs(forward: Forward) -> bool:
     """Whether a class's own loop is one that transformers ships; a program's may compute another thing."""
-    return getattr(forward, "__module__", "").startswith("transformers.models.")
+    return getattr(forward, "__module__", "").startswith(("transformers.models.", "transformers.integrations."))
 
 
 def _is_ours_alone(experts: Any, *given: Tensor) -> bool:
@@ -129,8 +152,17 @@ def _is_watched(module: Any) -> bool:
     return "forward" in own or any(own.get(name) for name in _HOOKS)
 
 
-def _activation(experts: Any, gate: Any, x: Tensor) -> ActivationType | None:
-    """The activation of a module that fused_moe computes as the module would; None where it would not."""
+def _taken(experts: Any, gate: Any, x: Tensor) -> tuple[Any, ...] | None:
+    """As Taken. gate: transformers' own gating."""
+    weights = weights_of(experts, gate)
+    if weights is None or x.dtype not in _TYPES or {w.dtype for w in weights} != {x.dtype} or x.dim() != 2:
+        return None
+    activation = activation_of(experts)
+    return None if activation is None else (*weights, activation)
+
+
+def weights_of(experts: Any, gate: Any) -> tuple[Tensor, Tensor] | None:
+    """Both weights of experts that are gated so, in three dimensions; None where the module is of another kind."""
     if any(getattr(experts, flag, None) is not wanted for flag, wanted in _FLAGS.items()):
         return None
     if any(getattr(experts, flag, False) is not False for flag in _LATER):
@@ -141,8 +173,11 @@ def _activation(experts: Any, gate: Any, x: Tensor) -> ActivationType | None:
     w2: Any = getattr(experts, "down_proj", None)
     if not all(type(w) in PLAIN and w.dim() == 3 for w in (w1, w2)):
         return None
-    if x.dtype not in _TYPES or {w1.dtype, w2.dtype} != {x.dtype} or x.dim() != 2:
-        return None
+    return w1.detach(), w2.detach()
+
+
+def activation_of(experts: Any) -> ActivationType | None:
+    """The activation of a module where fused_moe computes it as the module would."""
     act = getattr(experts, "act_fn", None)
     theirs = sys.modules.get("transformers.activations")
     if type(act) in (torch.nn.SiLU, getattr(theirs, "SiLUActivation", None)):

@@ -248,9 +248,9 @@ def test_flags_of_later_versions_may_be_missing_and_are_heeded_where_they_are(
     experts, given, _served = patched
     for flag in ("has_post_expert_norm", "_is_expert_parallel"):
         setattr(experts, flag, True)
-        assert transformers_moe._activation(experts, type(experts)._apply_gate, given[0]) is None
+        assert transformers_moe._taken(experts, type(experts)._apply_gate, given[0]) is None
         delattr(experts, flag)
-        assert transformers_moe._activation(experts, type(experts)._apply_gate, given[0]) is not None
+        assert transformers_moe._taken(experts, type(experts)._apply_gate, given[0]) is not None
 
 
 def test_a_loop_of_transformers_is_taken_and_a_programs_own_is_not(patched: tuple[Any, Given, list[int]]) -> None:
