@@ -206,6 +206,16 @@ def _row(at, INTER: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
+def _weighted(sums, counts, bias, WEIGHTED: tl.constexpr, BIAS: tl.constexpr):
+    """Sums times the routing weights where they belong to H, and the bias of their rows."""
+    if WEIGHTED:
+        sums *= counts[None, :]
+    if BIAS:
+        sums += tl.load(bias).to(tl.float32)[:, None]
+    return sums
+
+
+@triton.jit
 def _activated(gate, other, ACT: tl.constexpr):
     """Columns of H: SwiGLU of gpt-oss (2), GELU by erf (1) or SiLU (0) of gate, times up."""
     if ACT == 2:
@@ -222,33 +232,11 @@ def _activated(gate, other, ACT: tl.constexpr):
 
 @triton.jit
 def up(
-    x,
-    factor,
-    w,
-    scale,
-    bias,
-    gates,
-    order,
-    tiles,
-    places,
-    h,
-    D: tl.constexpr,
-    INTER: tl.constexpr,
-    TOPK: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    SCALES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ACT: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PADDED: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    x, factor, w, scale, bias, gates, order, tiles, places, h, D: tl.constexpr, INTER: tl.constexpr, TOPK: tl.constexpr,
+    WEIGHT: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr, ACT: tl.constexpr, INTERLEAVED: tl.constexpr,
+    WEIGHTED: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    PADDED: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """H [pairs in order, INTER] = act of gate and up of X W1[e]^T + bias1[e]; from two rows of W1 comes one column."""
     expert = tl.load(tiles + tl.program_id(1))
     if expert >= 0:
@@ -261,6 +249,7 @@ def up(
         pair = tl.load(order + spot)
         x_rows = x + (pair // TOPK).to(tl.int64) * PADDED
         bias_of = bias + expert.to(tl.int64) * height
+        counts = tl.load(gates + pair) if WEIGHTED else 1.0
         if WEIGHT == 0:
             gate_rows = _row(begin + 2 * tl.arange(0, columns), INTER, INTERLEAVED)
             up_rows = _row(begin + 2 * tl.arange(0, columns) + 1, INTER, INTERLEAVED)
@@ -268,13 +257,8 @@ def up(
             gate, other = _plain_sums(
                 x_rows, w, of_expert + gate_rows, of_expert + up_rows, D, BLOCK_M, columns, BLOCK_K
             )
-            if WEIGHTED:
-                counts = tl.load(gates + pair)[None, :]
-                gate *= counts
-                other *= counts
-            if BIAS:
-                gate += tl.load(bias_of + gate_rows).to(tl.float32)[:, None]
-                other += tl.load(bias_of + up_rows).to(tl.float32)[:, None]
+            gate = _weighted(gate, counts, bias_of + gate_rows, WEIGHTED, BIAS)
+            other = _weighted(other, counts, bias_of + up_rows, WEIGHTED, BIAS)
         else:
             rows = _row(begin + tl.arange(0, BLOCK_N), INTER, INTERLEAVED)
             given = _row(begin + row_order(BLOCK_N, WARPS), INTER, INTERLEAVED)
@@ -282,10 +266,7 @@ def up(
                                 BLOCK_M, BLOCK_N, BLOCK_K, WARPS, ASM)  # fmt: skip
             if WEIGHT == 1:
                 acc *= tl.load(factor + pair // TOPK)[None, :]
-            if WEIGHTED:
-                acc *= tl.load(gates + pair)[None, :]
-            if BIAS:
-                acc += tl.load(bias_of + rows).to(tl.float32)[:, None]
+            acc = _weighted(acc, counts, bias_of + rows, WEIGHTED, BIAS)
             gate, other = tl.split(acc.reshape(columns, 2, BLOCK_M).permute(0, 2, 1))
         made = _activated(gate, other, ACT)
         n = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -296,29 +277,10 @@ def up(
 
 @triton.jit
 def down(
-    h,
-    factor,
-    w,
-    scale,
-    bias,
-    order,
-    tiles,
-    places,
-    parts,
-    D: tl.constexpr,
-    INTER: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    SCALES: tl.constexpr,
-    GROUP: tl.constexpr,
-    BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    RUN: tl.constexpr,
-    PADDED: tl.constexpr,
-    WARPS: tl.constexpr,
-    ASM: tl.constexpr,
-):
+    h, factor, w, scale, bias, order, tiles, places, parts, D: tl.constexpr, INTER: tl.constexpr, WEIGHT: tl.constexpr,
+    SCALES: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr, RUN: tl.constexpr, PADDED: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """parts [pair, D] = H W2[e]^T + bias2[e]; of plain weights a thread block makes RUN tiles, one after the other."""
     expert = tl.load(tiles + tl.program_id(1))
     if expert >= 0:
