@@ -143,13 +143,18 @@ def installed() -> dict[str, str]:
     """The version of its package by backend, for the engines that are installed here; imports nothing of them."""
     from importlib.metadata import version
 
-    found = {}
-    for engine in ENGINES.values():
-        for package in engine.packages:
+    found: dict[tuple[str, ...], str] = {}  # a question reads the folders of sys.path: one a package
+    for packages in {engine.packages for engine in ENGINES.values()}:
+        for package in packages:
             with suppress(Exception):  # not there, or its metadata cannot be read; it may also say no version
-                found.update(dict.fromkeys(engine.backends, str(version(package) or "")))
+                found[packages] = str(version(package) or "")
                 break
-    return found
+    return {
+        name: found[engine.packages]
+        for engine in ENGINES.values()
+        if engine.packages in found
+        for name in engine.backends
+    }
 
 
 def shown(beside: str) -> str:

@@ -15,7 +15,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.configs.tunable import why_not
-from gemmtuned.db.row_ids import LOOK_UP_AGAIN, Part, Rows, current_stamps, stamp_rows
+from gemmtuned.db.row_ids import LOOK_UP_AGAIN, MAX_REMEMBERED, Part, Rows, current_stamps, stamp_rows
 
 _CURRENT: Final = """
 UPDATE environment_stamp SET current = 1 WHERE environment_id = ? AND backend = ? AND kernel = ? AND stamp = ?
@@ -40,7 +40,13 @@ _PUT_RIGHT: Final = """
 UPDATE demand SET tunable = :can WHERE environment_id = :environment AND solution_id IS NULL AND tunable <> :can
     AND problem_id IN (SELECT id FROM problem WHERE rest IN (SELECT value FROM json_each(:rests)))
 """
+# Changes with each problem that comes or goes, and with each mark
+_STATE: Final = """
+SELECT count(*), sum(problem_id), sum(problem_id * tunable), max(first_seen_us) FROM demand
+WHERE environment_id = :environment AND solution_id IS NULL
+"""
 _HERE: Final = "SELECT id FROM environment WHERE key = ?"
+_State = tuple[int | None, ...]  # which file, which environment in it, and _STATE
 
 
 class Abilities(Part):
@@ -49,6 +55,7 @@ class Abilities(Part):
     def __init__(self, shared: Rows) -> None:
         super().__init__(shared)
         self._known: dict[str, bool] = {}  # whether a family can tune it, by Problem.rest
+        self._right: dict[str, _State] = {}  # when all marks were found right last, by Environment.key
 
     def settle(self, environment: Environment, now_us: int) -> None:
         """Store what this worker has and can tune, for reports; if that has changed, failed units are free again."""
@@ -61,6 +68,7 @@ class Abilities(Part):
             here = self._rows.environment_id(conn, environment, now_us)
             if not _changes(conn, here, environment):
                 return
+            self._right.pop(environment.key, None)
             conn.execute("UPDATE environment_stamp SET current = 0 WHERE environment_id = ?", (here,))
             conn.executemany(_CURRENT, stamp_rows(here, environment))
             conn.execute("DELETE FROM tunable WHERE environment_id = ?", (here,))
@@ -76,27 +84,36 @@ class Abilities(Part):
     def _leave_out(self, environment: Environment) -> None:
         """Mark what has come and cannot be tuned, and take the mark off what an older version could not."""
 
-        def look(conn: sqlite3.Connection) -> list[tuple[str, int]]:
-            here = conn.execute(_HERE, (environment.key,)).fetchone()
-            return [] if here is None else conn.execute(_OPEN, {"environment": here[0]}).fetchall()
+        def look(conn: sqlite3.Connection) -> tuple[_State, list[tuple[str, int]]]:
+            row = conn.execute(_HERE, (environment.key,)).fetchone()
+            here = {"environment": None if row is None else row[0]}
+            state = (self._db.opened, here["environment"], *conn.execute(_STATE, here).fetchone())
+            if self._right.get(environment.key) == state:
+                return state, []
+            return state, conn.execute(_OPEN, here).fetchall()
 
         wrong: dict[bool, list[str]] = {False: [], True: []}
-        for rest, tunable in self._db.read(look):
+        state, found = self._db.read(look)
+        for rest, tunable in found:
             can = self._can_tune(rest)
             if can != bool(tunable):
                 wrong[can].append(rest)
 
         def put_right(conn: sqlite3.Connection) -> None:
-            (here,) = conn.execute(_HERE, (environment.key,)).fetchone()
-            for can, rests in wrong.items():
-                conn.execute(_PUT_RIGHT, {"environment": here, "can": int(can), "rests": json.dumps(rests)})
+            here = conn.execute(_HERE, (environment.key,)).fetchone()
+            for can, rests in wrong.items() if here is not None else ():  # else another file lies here by now
+                conn.execute(_PUT_RIGHT, {"environment": here[0], "can": int(can), "rests": json.dumps(rests)})
 
         if any(wrong.values()):
             self._rows.write(put_right)
+        else:
+            self._right[environment.key] = state
 
     def _can_tune(self, rest: str) -> bool:
         known = self._known.get(rest)
         if known is None:
+            if len(self._known) > MAX_REMEMBERED:
+                self._known.clear()
             try:
                 known = not why_not(Problem.from_rest(rest, 1))
             except ProblemError:  # of a newer version

@@ -11,7 +11,7 @@ from gemmtuned.configs.sighting import Session, Sighting
 from gemmtuned.configs.solution import Environment, Solution
 from gemmtuned.configs.tunable import why_not
 from gemmtuned.configs.unpatched import builtins
-from gemmtuned.db.row_ids import Part, Rows, plain, us
+from gemmtuned.db.row_ids import Part, plain, us
 
 __builtins__ = builtins
 
@@ -99,10 +99,6 @@ _HITS: Final = (("exact", 0), ("padded", 0), ("exact", 1), ("padded", 1))  # out
 class Sightings(Part):
     """The part of the store that programs write."""
 
-    def __init__(self, shared: Rows) -> None:
-        super().__init__(shared)
-        self._looked_at: set[tuple[int, int]] = set()  # environment and problem, by number
-
     def add(
         self, run: str, environment: Environment, sightings: Iterable[Sighting], *, now_s: float,
         session: Session | None = None,
@@ -116,7 +112,7 @@ class Sightings(Part):
         now_us = us(now_s)
         hour = now_us // 3_600_000_000
 
-        def work(conn: sqlite3.Connection) -> list[tuple[int, int]]:
+        def work(conn: sqlite3.Connection) -> None:
             environment_id = self._rows.environment_id(conn, environment, now_us)
             run_id = run_id_of(conn, run)
             ids = self._rows.problem_ids(conn, [s.problem for s in batch])
@@ -128,15 +124,13 @@ class Sightings(Part):
                 if not s.phase
             ]
             count(conn, traffic)
-            new = {at: s.problem for i, s in seen if (at := (environment_id, i)) not in self._looked_at}
-            conn.executemany(_NEVER, [at for at, problem in new.items() if why_not(problem)])
+            conn.executemany(_NEVER, {(environment_id, i) for i, s in seen if why_not(s.problem)})
             phases = [(i, *place, plain(s.phase, 60), hour, s.calls, now_us) for i, s in seen if s.phase and s.calls]
             conn.executemany(_ADD_PHASE, phases)
             if session is not None:
                 keep_session(conn, self._db.file(), session, now_us, None)
-            return list(new)
 
-        self._looked_at.update(self._rows.write(work))
+        self._rows.write(work)
 
     def add_compiled(
         self, run: str, environment: Environment, gemms: Iterable[tuple[Problem, str]], *, now_s: float

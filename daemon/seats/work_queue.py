@@ -39,6 +39,7 @@ LAST: Final = ("drift",)  # reasons that come after them
 HOLD_S: Final = 60.0  # a lease that nobody renews is free again after so long
 FAIR_TURN: Final = 4
 WANTED_S: Final = 60.0  # how often calls of engines' operators are looked for that no solution may serve
+INSTALLED_S: Final = 10.0  # how often it is asked which engines are installed: it reads all folders of packages
 SAMPLE_S: Final = 3600.0  # how often one old solution is raced again
 OLD_S: Final = 7 * 86400.0  # the age from which a solution is old
 
@@ -71,6 +72,8 @@ class WorkQueue:
         self._only_asked = only_asked
         self._marked: Environment | None = None  # where solutions of other conditions have been looked for
         self._sample, self._renew, self._wanted = Timer(SAMPLE_S), Timer(HOLD_S), Timer(WANTED_S)
+        self._installed = Timer(INSTALLED_S)
+        self._engines: dict[str, str] = {}  # versions of the engines that are installed
         self._leased_s = 0.0
         self._leases = 0
         self._spent_s: dict[str, float] = {}  # on each family
@@ -79,12 +82,15 @@ class WorkQueue:
         """Whether any work waits for a device of this key, whatever versions its worker has."""
         if self._request is not None:
             return bool(self._request.open())
-        if self._recheck and self._wants_recheck(device):
+        if self._recheck and self._wants_recheck(device, now_s):
             return True
         return any(row["device"] == device for row in self._store.resume.waiting(now_s=now_s))
 
-    def _wants_recheck(self, device: str) -> bool:
-        engines = installed()
+    def _wants_recheck(self, device: str, now_s: float) -> bool:
+        if self._installed.is_due(now_s):
+            self._engines = installed()
+            self._installed.wait_until(now_s + INSTALLED_S)
+        engines = self._engines
         if self._only_asked:
             return self._store.recheck.count_asked(device) > 0 or self._store.wanted.is_unasked(device, engines)
         return self._store.recheck.has_recheck(self._conditions) or self._store.wanted.is_any(device, engines)

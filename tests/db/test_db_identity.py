@@ -208,6 +208,68 @@ def test_what_an_older_version_could_not_tune_is_looked_at_again(store: Store) -
     assert leased(store, able) == [ONE]
 
 
+def test_marks_are_read_again_only_when_something_came(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All open problems are read for it, which with 20,000 of them took a sixth of the search for work."""
+    able, abilities = replace(HERE, tunable=tunable("cpu")), store.leases._abilities
+    looked: list[str] = []
+    can_tune = abilities._can_tune
+    monkeypatch.setattr(abilities, "_can_tune", lambda rest: looked.append(rest) or can_tune(rest))
+
+    def looks() -> int:
+        looked.clear()
+        abilities.settle(able, T)
+        return len(looked)
+
+    odd = Problem.parse(ODD[0])
+    store.sightings.add("serve", HERE, [saw(ONE, 9)], now_s=T)
+    assert [looks() for _ in range(3)] == [1, 0, 0]
+    store.sightings.add("serve", HERE, [saw(ONE, 9)], now_s=T)
+    assert looks() == 0, "nothing new"
+    store.sightings.add("serve", HERE, [saw(odd, 9)], now_s=T + 1)
+    assert [looks() for _ in range(2)] == [2, 0]
+    with closing(sqlite3.connect(store.path)) as conn, conn:
+        conn.execute("UPDATE demand SET tunable = 1 - tunable")
+    assert [looks() for _ in range(2)] == [2, 0]
+    for end in ("", "-wal", "-shm"):
+        Path(f"{store.path}{end}").unlink(missing_ok=True)
+    store.sightings.add("serve", HERE, [saw(ONE, 9)], now_s=T)
+    assert looks() == 1, "another file"
+    assert leased(store, able) == [ONE]
+
+
+def test_an_empty_database_that_comes_between_two_steps_is_no_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able, abilities = replace(HERE, tunable=tunable("cpu")), store.leases._abilities
+    store.sightings.add("serve", HERE, [saw(ONE, 9)], now_s=T)
+    abilities.settle(able, T)
+    with closing(sqlite3.connect(store.path)) as conn, conn:
+        conn.execute("UPDATE demand SET tunable = 0")
+    can_tune = abilities._can_tune
+
+    def purged(rest: str) -> bool:
+        for end in ("", "-wal", "-shm"):
+            Path(f"{store.path}{end}").unlink(missing_ok=True)
+        return can_tune(rest)
+
+    monkeypatch.setattr(abilities, "_can_tune", purged)
+    assert leased(store, able) == []
+
+
+def test_programs_mark_what_nobody_can_tune_each_time_that_it_is_new(store: Store) -> None:
+    """A new file has the numbers of rows, and often of the inode, of the one that was removed."""
+    odd = Problem.parse(ODD[0])
+    for at in range(3):
+        store.sightings.add("serve", HERE, [saw(odd, 9), saw(ONE, 9)], now_s=T + at)
+        states = {row["problem"]: row["state"] for row in queries.untuned(store.path)}
+        assert states[str(odd)] == "untunable" and states[str(ONE)] != "untunable"
+        if at:
+            store.curation.forget([odd], now_s=T)
+            continue
+        for end in ("", "-wal", "-shm"):
+            Path(f"{store.path}{end}").unlink(missing_ok=True)
+
+
 def test_quantised_mixtures_of_an_older_version_are_tuned_where_their_key_says_enough(store: Store) -> None:
     """Counted under 0.1's keys and never tuned: int4's told no group, so those wait for good beside calls of today."""
     ends = "experts=8,topk=2,inter=128,act=silu_gated"
