@@ -8,6 +8,8 @@ must wait neither for torch nor for the files of twenty other commands.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -34,6 +36,7 @@ class _Command(NamedTuple):
     wraps: bool = False  # what follows its first argument is another program's
 
 
+_REFUSED: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk that takes no more
 _SHAPES: Final = "options:ShapeCommand"
 # In the order of --help. The lines are the first ones of the commands' docstrings.
 COMMANDS: Final = {
@@ -139,26 +142,40 @@ class _Group(Group):
             ctx.fail(f"No such command '{args[0]}'. It is: {MEANT[args[0]]}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        with _promised():  # `--version` and `--help` print here
+            return super().make_context(*given, **named)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except GemmtunedError as err:
-            complain(str(err))
-            raise typer.Exit(err.exit_code) from err
-        except KeyboardInterrupt as err:
-            raise typer.Exit(130) from err
-        except BrokenPipeError as err:  # the reader of our output has seen enough: `gemmtuned untuned | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from err
-        except OSError as err:  # a name that no file can have, a folder closed to us: who gave it reads that
-            where = f"{str(err.filename)[:200]}: " if err.filename else ""
-            complain(f"{where}{limit_reached(err) or err.strerror or err}")
-            raise typer.Exit(1) from err
-        except UnicodeEncodeError as err:  # an argument that is no text
-            complain(f"{err.object[:200]!r} is no text that can be used here")
-            raise typer.Exit(2) from err
-        return result
+        with _promised():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _promised() -> Iterator[None]:
+    """Turn what is raised inside into one line and the promised exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except GemmtunedError as err:
+        complain(str(err))
+        raise typer.Exit(err.exit_code) from err
+    except KeyboardInterrupt as err:
+        raise typer.Exit(130) from err
+    except BrokenPipeError as err:  # the reader of our output has seen enough: `gemmtuned untuned | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from err
+    except OSError as err:  # a name that no file can have, a folder closed to us: who gave it reads that
+        what = limit_reached(err) or err.strerror or str(err)
+        if err.filename:
+            what = f"{str(err.filename)[:200]}: {what}"
+        elif err.errno in _REFUSED:  # files of ours have their names by here
+            what = f"the output cannot be written ({what})"
+        complain(what)
+        raise typer.Exit(1) from err
+    except UnicodeEncodeError as err:  # an argument that is no text
+        complain(f"{err.object[:200]!r} is no text that can be used here")
+        raise typer.Exit(2) from err
 
 
 def _version(wanted: bool) -> None:

@@ -475,3 +475,24 @@ def test_coverage_without_calls_says_that_the_hook_is_not_built(tmp_path: Path, 
     empty = {"GEMMTUNED_CACHE": str(tmp_path / "empty")}
 
     assert call("coverage", **empty).stdout.startswith("The native hook is not built yet")
+
+
+@pytest.mark.parametrize(
+    "args", [["--version"], ["--help"], ["tune", "--help"], ["status"], ["untuned", "--json"]], ids=ids
+)
+def test_output_that_cannot_be_written_is_one_sentence(home: Path, args: list[str]) -> None:
+    command = [sys.executable, "-m", "gemmtuned", *args]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(home), timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "gemmtuned: the output cannot be written (No space left on device)\n"
+
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)  # as `| head` does once it has seen enough
+    with open(write_fd, "w") as pipe:
+        done = subprocess.run(
+            command, stdout=pipe, stderr=subprocess.PIPE, text=True, env=environment(home), timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, "")
