@@ -1,4 +1,4 @@
-"""Where a table of some age or fork has what its family calls M, N and us: other places, and other units.
+"""Where a table of some age or fork has what its family calls M, N and us: other columns, and other units.
 
 vLLM's gradlib, which AITER's tuner comes from, names things as BLAS does: M is the rows of the weight and N the number
 of tokens.  Its tuned tables are known by their columns (`libtype`, `solidx`, `soltimes`, without `outdtype`), its lists
@@ -33,8 +33,8 @@ _TIMES: Final = frozenset({"time", "times", "latency", "elapsed", "runtime"})
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """at: column, and the usual name of one with another -> place in a row.  micro: microseconds in a unit of `us`.
+class Positions:
+    """at: column, and the usual name of one with another -> position in a row.  micro: microseconds in a unit of `us`.
 
     turned: M and N mean each other, as gradlib has them.
     """
@@ -45,7 +45,7 @@ class Places:
     notes: list[str] = field(default_factory=list)
 
 
-def places(columns: Sequence[str], *, name: str) -> Places:
+def positions(columns: Sequence[str], *, name: str) -> Positions:
     """Where the columns of this table stand. name: the file's; what a reader should know is noted under it."""
     at = {column: i for i, column in reversed([*enumerate(columns)])}
     at |= {ALIASES[column]: i for column, i in at.items() if ALIASES.get(column, column) not in at}
@@ -78,7 +78,7 @@ def places(columns: Sequence[str], *, name: str) -> Places:
             notes.append(f"{name}: columns {told} all tell times, and none is called us: none is read")
         elif unitless := [column for column in columns if _words(column) & _TIMES and _words(column) <= _OF_A_TIME]:
             notes.append(f"{name}: column {unitless[0]} tells no unit, so no time is read: call it us, ms or the like")
-    return Places(at, micro, turned, notes)
+    return Positions(at, micro, turned, notes)
 
 
 def _words(column: str) -> set[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from gemmtuned.configs import aiter_headers
-from gemmtuned.configs.aiter_ages import places
+from gemmtuned.configs.aiter_ages import positions
 from gemmtuned.configs.aiter_columns import CHECKED, NOTHING, decides, parser, real
 from gemmtuned.configs.aiter_headers import (
     EVERY,
@@ -70,7 +70,7 @@ class Header:
     family: AiterFamily
     kind: str  # tuned, untuned
     columns: tuple[str, ...]
-    at: dict[str, int] = field(compare=False)  # column, and the usual name of one with another -> place in a row
+    at: dict[str, int] = field(compare=False)  # column, and the usual name of one with another -> position in a row
     separator: str = field(default=",", compare=False)
     ends: bool = field(default=False, compare=False)  # its line has a line end, so each complete row has one
     micro: float = field(default=1.0, compare=False)  # microseconds per unit of its times
@@ -93,8 +93,8 @@ class Row:
 
     def __getitem__(self, column: str) -> str:
         """The text in a column; "" if the row has none, or has nan, None or Null."""
-        place = self.header.at.get(column, MAX_LINE)
-        text = self.cells[place] if place < len(self.cells) else ""
+        position = self.header.at.get(column, MAX_LINE)
+        text = self.cells[position] if position < len(self.cells) else ""
         return "" if len(text) < 5 and text.lower() in NOTHING else text
 
     @property
@@ -113,7 +113,7 @@ class Row:
         return self.us is not None and 0 < self.us < math.inf
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """File and line, for complaints and logs."""
         return f"{self.header.file} line {self.line}"
 
@@ -222,7 +222,7 @@ class Reader:
             found = family_of_header(columns, name=name, ignore=ignore)
         else:
             found = named_family(family, columns, name=name, ignore=ignore)
-        told = places(columns, name=name)
+        told = positions(columns, name=name)
         kind, ends = kind_of([*columns, *told.at]), line.endswith("\n")
         self.header = Header(name, found, kind, columns, told.at, separator, ends, told.micro, told.turned)
         self.notes += told.notes
@@ -256,9 +256,9 @@ class Reader:
     def _refuse_telling(self, rows: Sequence[Row]) -> None:
         """Raise TableError for a column that seemed to be a remark but has data types in these rows."""
         header = self.header
-        for place, column in enumerate(() if header.family.text or not self._strict else header.columns):
+        for position, column in enumerate(() if header.family.text or not self._strict else header.columns):
             if column and column not in KNOWN and column not in self._ignore:
-                cells = (row.cells[place] for row in rows if place < len(row.cells))
+                cells = (row.cells[position] for row in rows if position < len(row.cells))
                 told = next((cell for cell in cells if decides(cell, flag=is_flag(column))), "")
                 if told:
                     raise TableError(
@@ -338,8 +338,8 @@ class _RowReader:
         while self._columns and not header.columns[self._columns - 1]:
             self._columns -= 1
         self._indexed, self._index = is_index(header.columns[0]), -1  # the last number of a data frame's own
-        nameless = (place for place in range(self._columns) if strict and not header.columns[place])
-        self._nameless = [place for place in nameless if place or not self._indexed]
+        nameless = (position for position in range(self._columns) if strict and not header.columns[position])
+        self._nameless = [position for position in nameless if position or not self._indexed]
         self._before = self._columns
 
     def row(self, number: int, line: str, cells: list[str]) -> Row:
@@ -366,14 +366,14 @@ class _RowReader:
             if index is None or index <= self._index:
                 raise Bad(f"cell 1 stands under a column without a name, and numbers no rows: {cells[0][:80]!r}")
             self._index = index
-        for place in self._nameless:
-            if place < count and cells[place]:
-                raise Bad(f"cell {place + 1} stands under a column without a name: {cells[place][:80]!r}")
+        for position in self._nameless:
+            if position < count and cells[position]:
+                raise Bad(f"cell {position + 1} stands under a column without a name: {cells[position][:80]!r}")
         try:
-            key = [parse(cells[place] if 0 <= place < count else "") for _, place, parse in self._key]
-            for _, place, parse in self._checks:
-                if place < count:
-                    parse(cells[place])
+            key = [parse(cells[position] if 0 <= position < count else "") for _, position, parse in self._key]
+            for _, position, parse in self._checks:
+                if position < count:
+                    parse(cells[position])
             us = real(cells[self._us]) if 0 <= self._us < count else None
         except ValueError:
             raise self._fault(cells) from None
@@ -386,8 +386,8 @@ class _RowReader:
     def _fault(self, cells: list[str]) -> Bad:
         """What is wrong with a row, by the first cell that cannot be read."""
         times = self._header.columns[self._us] if self._us >= 0 else "us"
-        for column, place, parse in (*self._key, *self._checks, (times, self._us, real)):
-            text = cells[place] if 0 <= place < len(cells) else ""
+        for column, position, parse in (*self._key, *self._checks, (times, self._us, real)):
+            text = cells[position] if 0 <= position < len(cells) else ""
             try:
                 parse(text)
             except ValueError as err:
@@ -396,5 +396,5 @@ class _RowReader:
 
     def _sum(self, cells: list[str]) -> float | None:
         """The sum of the times of two stages, in tables that have both."""
-        first, second = (real(cells[place]) if 0 <= place < len(cells) else None for place in self._parts)
+        first, second = (real(cells[position]) if 0 <= position < len(cells) else None for position in self._parts)
         return first + second if first and second and min(first, second) > 0 else None

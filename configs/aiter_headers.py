@@ -250,9 +250,9 @@ def _check_columns(columns: Sequence[str], family: AiterFamily, *, name: str, ig
     own = {*family.tuned_header, *DEVICE, *family.also, OURS, *ignore, "libtype"}  # libtype: more get it with time
     others = {column for other in FAMILIES.values() for column in (*other.key, *other.also)} - _RESULTS - own
     kernels = {column for other in FAMILIES.values() for column in other.result}
-    for place, column in enumerate(columns):
+    for position, column in enumerate(columns):
         plain = ALIASES.get(column, column)
-        if place == 0 and is_index(column):
+        if position == 0 and is_index(column):
             continue
         if not plain or plain in own or plain in _KNOBS or (plain in kernels and family.name == "fmoe"):
             continue

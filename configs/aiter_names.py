@@ -82,8 +82,8 @@ def contradiction(family: str, name: str) -> str:
     words, known = _words(name), _agrees(family)
     own = len(words)
     if family:  # what follows AITER's own name is a model's
-        own = next((place for place, word in enumerate(words) if place and word in ("tuned", "untuned")), own)
-    telling = (word for place, word in enumerate(words) if (_TELLING if place < own else _KIND).fullmatch(word))
+        own = next((position for position, word in enumerate(words) if position and word in ("tuned", "untuned")), own)
+    telling = (word for position, word in enumerate(words) if (_TELLING if position < own else _KIND).fullmatch(word))
     return next((word for word in telling if word not in known), "")
 
 

@@ -86,14 +86,14 @@ class Problems:
         """As problem_or_reason."""
         if not self._sizes:
             return problem_or_reason(row)
-        others = [value for place, value in enumerate(row.key) if place not in self._sizes]
+        others = [value for position, value in enumerate(row.key) if position not in self._sizes]
         kind = (*[row[column] for column in self._also], *others)
         found = self._kinds.get(kind)
         if found is None:
             if len(self._kinds) >= _KINDS:
                 self._kinds.clear()
             found = self._kinds[kind] = problem_or_reason(row)
-        return found if isinstance(found, str) else found.with_shape(*[row.key[place] for place in self._sizes])
+        return found if isinstance(found, str) else found.with_shape(*[row.key[position] for position in self._sizes])
 
 
 def _told(column: str, row: Row, usual: str = "") -> str | None:
@@ -241,14 +241,14 @@ class Kernels:
     """The best kernels of one table's rows. Thousands of rows name a few kernels, so each is made once."""
 
     def __init__(self, header: Header) -> None:
-        self._places = [header.at[column] for column in (*_NAMES, *_NUMBERS, *_LIBRARY) if column in header.at]
+        self._positions = [header.at[column] for column in (*_NAMES, *_NUMBERS, *_LIBRARY) if column in header.at]
         self._found: dict[tuple[str, ...], Candidate | None] = {}
         self._distinct: dict[Candidate | None, Candidate | None] = {}
 
     def of(self, row: Row) -> Candidate | None:
         """As candidate_of, for a row that carries no solution of ours."""
         cells = row.cells
-        said = tuple([cells[place] if place < len(cells) else "" for place in self._places])
+        said = tuple([cells[position] if position < len(cells) else "" for position in self._positions])
         if said not in self._found:
             if len(self._found) >= _KINDS:
                 self._found.clear()

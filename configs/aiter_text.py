@@ -29,9 +29,9 @@ class Bad(Exception):
 
 def check_characters(line: str) -> None:
     """Raise Bad, with the place, for a character that no text has."""
-    for place, character in enumerate(line.rstrip("\r\n")):
+    for position, character in enumerate(line.rstrip("\r\n")):
         if not character.isprintable() and character != "\t":
-            raise Bad(f"character {place + 1}: {character!r}, expected text")
+            raise Bad(f"character {position + 1}: {character!r}, expected text")
 
 
 def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
@@ -107,10 +107,10 @@ def json_of(columns: tuple[str, ...], cells: tuple[str, ...]) -> str:
 @lru_cache(64)
 def _form(columns: tuple[str, ...], cells: int) -> tuple[str, Callable[[tuple[str, ...]], tuple[str, ...]]]:
     """How the JSON of a row of so many cells is put together: (with %s for each text, those cells in that order)."""
-    places = sorted({name: place for place, name in enumerate(names_of(columns, cells))}.items())
-    names = (encode_basestring_ascii(name).replace("%", "%%") for name, _ in places)
-    wanted = [place for _, place in places]
-    in_order = itemgetter(*wanted) if len(wanted) > 1 else lambda cells: tuple(cells[place] for place in wanted)
+    positions = sorted({name: position for position, name in enumerate(names_of(columns, cells))}.items())
+    names = (encode_basestring_ascii(name).replace("%", "%%") for name, _ in positions)
+    wanted = [position for _, position in positions]
+    in_order = itemgetter(*wanted) if len(wanted) > 1 else lambda cells: tuple(cells[position] for position in wanted)
     return "{" + ",".join(name + ':"%s"' for name in names) + "}", in_order
 
 

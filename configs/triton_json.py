@@ -103,13 +103,13 @@ def kernel_files(configs: Path, *, arch: str, name: str) -> list[TileFile]:
     TableError for a file that cannot be read.
     """
     folder = name.lower().replace("-", "_")
-    for place in (configs / arch / backend / "gemm" / folder for backend in ("triton", "gluon")):
-        if (place / "DEFAULT.json").is_file():
-            return [read_file(place / "DEFAULT.json"), *_special(place, f"{name}-*=*.json", name)]
-    for place in (configs / "gemm", configs / "gemm/gluon"):
-        default = place / f"{arch}-{name}.json"
+    for at in (configs / arch / backend / "gemm" / folder for backend in ("triton", "gluon")):
+        if (at / "DEFAULT.json").is_file():
+            return [read_file(at / "DEFAULT.json"), *_special(at, f"{name}-*=*.json", name)]
+    for at in (configs / "gemm", configs / "gemm/gluon"):
+        default = at / f"{arch}-{name}.json"
         if default.is_file():
-            return [read_file(default), *_special(place, f"{arch}-{name}-[A-Z]*=*.json", name)]
+            return [read_file(default), *_special(at, f"{arch}-{name}-[A-Z]*=*.json", name)]
     return []
 
 

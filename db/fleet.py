@@ -97,10 +97,10 @@ class Fleet(Part):
             found = conn.execute("SELECT live_until_us FROM fleet WHERE live_until_us > 0").fetchone()
             if found is None or found[0] + ALONE_US < us(now_s) or found[0] > us(now_s) + ALONE_US:
                 return None
-            place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
-            if place is None:
+            environment_row = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            if environment_row is None:
                 return None
-            facts = {"environment": place[0], "now": us(now_s)}
+            facts = {"environment": environment_row[0], "now": us(now_s)}
             if found[0] <= us(now_s):
                 return Gate(None, _numbers(conn, _THEIRS, facts))
             return Gate(_numbers(conn, f"{_OURS} UNION {_WAITING}", facts), None)
@@ -111,12 +111,12 @@ class Fleet(Part):
         """Have the next sync claim more for this environment, when few of the units that we claimed are left."""
 
         def few(conn: sqlite3.Connection) -> dict[str, int] | None:
-            place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
-            if place is None:
+            environment_row = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            if environment_row is None:
                 return None
-            facts = {"environment": int(place[0]), "now": us(now_s)}
+            facts = {"environment": int(environment_row[0]), "now": us(now_s)}
             asked = "SELECT 1 FROM fleet_position WHERE environment_id = ? AND asked_us IS NOT NULL"
-            if conn.execute(asked, place).fetchone() or len(conn.execute(_OURS, facts).fetchmany(LOW)) >= LOW:
+            if conn.execute(asked, environment_row).fetchone() or len(conn.execute(_OURS, facts).fetchmany(LOW)) >= LOW:
                 return None
             return facts
 

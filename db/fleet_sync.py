@@ -274,13 +274,13 @@ class FleetSync(Part):
         """Verdicts found here that we have not shared, by unit. every: also shared ones."""
 
         def ask(conn: sqlite3.Connection) -> list[Unshared]:
-            place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
-            if place is None:
+            environment_row = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            if environment_row is None:
                 return []
             units: dict[tuple[int, str], list[dict[str, Any]]] = {}
-            for row in rows(conn, _UNSHARED, {"environment": place[0], "every": every}):
+            for row in rows(conn, _UNSHARED, {"environment": environment_row[0], "every": every}):
                 units.setdefault((row["problem_id"], row["covers"]), []).append(row)
-            return [_unshared(conn, place[0], number, found) for (number, _), found in units.items()]
+            return [_unshared(conn, environment_row[0], number, found) for (number, _), found in units.items()]
 
         return [one for one in self._db.read(ask) if one.solutions]
 
@@ -317,8 +317,12 @@ class FleetSync(Part):
         """
 
         def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:
-            place = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
-            facts = {"environment": place[0] if place else 0, "day": us(now_s) // DAY_US, "limit": limit}
+            environment_row = conn.execute("SELECT id FROM environment WHERE key = ?", (environment.key,)).fetchone()
+            facts = {
+                "environment": environment_row[0] if environment_row else 0,
+                "day": us(now_s) // DAY_US,
+                "limit": limit,
+            }
             return rows(conn, _COUNTS, facts)
 
         found = self._db.read(ask)

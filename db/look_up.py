@@ -54,14 +54,14 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
     conn = open_to_read(path)
     try:
         seen = rows(conn, _WHERE, (problem.rest, problem.m))
-        places = [environment] if environment is not None else [_environment(conn, s) for s in seen]
+        environments = [environment] if environment is not None else [_environment(conn, s) for s in seen]
         found: list[dict[str, Any]] = []
-        for place in places:
-            steps = _steps(conn, problem, place)
+        for one in environments:
+            steps = _steps(conn, problem, one)
             found += steps
-            here = next((s for s in seen if s["environment"] == place.key), None)
+            here = next((s for s in seen if s["environment"] == one.key), None)
             hit = any(step["chosen"] for step in steps)
-            found.append(_row(place.key, place.device.key, "queue", problem.m, why=_queue(problem, here, hit=hit)))
+            found.append(_row(one.key, one.device.key, "queue", problem.m, why=_queue(problem, here, hit=hit)))
         return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err

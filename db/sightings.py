@@ -116,16 +116,16 @@ class Sightings(Part):
             environment_id = self._rows.environment_id(conn, environment, now_us)
             run_id = run_id_of(conn, run)
             ids = self._rows.problem_ids(conn, [s.problem for s in batch])
-            place = (environment_id, run_id)
+            whose = (environment_id, run_id)
             seen = list(zip(ids, batch, strict=True))
             traffic = [
-                (i, *place, hour, s.outcome, int(s.graph), s.calls, s.sampled_calls, s.sampled_us, now_us)
+                (i, *whose, hour, s.outcome, int(s.graph), s.calls, s.sampled_calls, s.sampled_us, now_us)
                 for i, s in seen
                 if not s.phase
             ]
             count(conn, traffic)
             conn.executemany(_NEVER, {(environment_id, i) for i, s in seen if why_not(s.problem)})
-            phases = [(i, *place, plain(s.phase, 60), hour, s.calls, now_us) for i, s in seen if s.phase and s.calls]
+            phases = [(i, *whose, plain(s.phase, 60), hour, s.calls, now_us) for i, s in seen if s.phase and s.calls]
             conn.executemany(_ADD_PHASE, phases)
             if session is not None:
                 keep_session(conn, self._db.file(), session, now_us, None)
@@ -140,9 +140,9 @@ class Sightings(Part):
         now_us = us(now_s)
 
         def work(conn: sqlite3.Connection) -> None:
-            place = (self._rows.environment_id(conn, environment, now_us), run_id_of(conn, run))
+            whose = (self._rows.environment_id(conn, environment, now_us), run_id_of(conn, run))
             ids = self._rows.problem_ids(conn, [problem for problem, _ in batch])
-            rows = [(i, *place, plain(kernel, 200), now_us, now_us) for i, (_, kernel) in zip(ids, batch, strict=True)]
+            rows = [(i, *whose, plain(kernel, 200), now_us, now_us) for i, (_, kernel) in zip(ids, batch, strict=True)]
             conn.executemany(_COMPILED, rows)
 
         self._rows.write(work)

@@ -56,9 +56,9 @@ def schema_of(operator: str) -> Any:
         return None
 
 
-def is_torchs(place: str) -> bool:
-    """Whether a place that `registered_at` gave is torch's own kernel, and no other in its stead."""
-    path, _, line = place.replace("\\", "/").rpartition(".cpp:")
+def is_torchs(registered: str) -> bool:
+    """Whether what `registered_at` gave is torch's own kernel, and no other in its stead."""
+    path, _, line = registered.replace("\\", "/").rpartition(".cpp:")
     _, begins, name = path.rpartition(_TORCHS)
     return bool(begins) and name.replace("_", "").isalnum() and line.isdecimal()
 
@@ -90,9 +90,11 @@ class Watch:
         known = self._impls()
         if anew or known != self._known:
             self._known = known
-            places = {operator: registered_at(operator) for operator in self._operators}
+            registered_now = {operator: registered_at(operator) for operator in self._operators}
             self._over = {
-                o: place for o, place in places.items() if place and not place.startswith(OURS) and _ROUTER not in place
+                o: registered
+                for o, registered in registered_now.items()
+                if registered and not registered.startswith(OURS) and _ROUTER not in registered
             }
         return self._over
 

@@ -62,9 +62,9 @@ def publish(store: Store, folder: Path, locks: Path, *, now_s: float, give_up: b
     finish; StoreBusy, StoreError.
     """
     with publishing(locks):
-        for place in (folder, folder / BINARIES):
-            if os.path.isdir(place):  # noqa: PTH112  Path.is_dir raises where the folder is closed
-                check_owner(place)  # else programs would not trust what is written there
+        for one in (folder, folder / BINARIES):
+            if os.path.isdir(one):  # noqa: PTH112  Path.is_dir raises where the folder is closed
+                check_owner(one)  # else programs would not trust what is written there
         current = _is_current(store, folder)
         if current is not None:
             return current

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 
-Places = Mapping[str, "Environment | None"]  # by device: of its worker, None before that has said it
+ByDevice = Mapping[str, "Environment | None"]  # by device: of its worker, None before that has said it
 LOOK_S: Final = 2.0  # routes that failed in programs, withdrawals by hand
 RETRY_S: Final = 5.0  # after the disk refused to publish
 INGEST_S: Final = 0.05  # for what members left; a page that is begun then is ended
@@ -62,8 +62,8 @@ class Upkeep:
         self._merge, self._ingest, self._progress = Timer(), Timer(), Timer()
         self._merged_s = self._pruned_s = float("-inf")
 
-    def look(self, now_s: float, *, at_once: bool, rests: bool, ours: Places) -> None:
-        """Do what is due. at_once: something was solved; rests: no worker runs; ours: see Places."""
+    def look(self, now_s: float, *, at_once: bool, rests: bool, ours: ByDevice) -> None:
+        """Do what is due. at_once: something was solved; rests: no worker runs; ours: see ByDevice."""
         if not at_once and not self._look.is_due(now_s):
             return
         self._look.wait_until(now_s + LOOK_S)
@@ -182,7 +182,7 @@ class Upkeep:
             # Tables are written whole: with thousands of solutions, several verdicts share one publication
             self._publish_again.wait_until(now_s + 10 * self.publishing.took_s)
 
-    def _see_elsewhere(self, now_s: float, ours: Places) -> None:
+    def _see_elsewhere(self, now_s: float, ours: ByDevice) -> None:
         """Which environments wait for a daemon started elsewhere: another torch, another CPU."""
         if not self._look_around.is_due(now_s) or all(environment is None for environment in ours.values()):
             return  # before the first worker has spoken, nobody knows what it can reproduce

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gemmtuned.arguments import Command, Group
-from gemmtuned.commands.named_file import place
+from gemmtuned.commands.named_file import target_of
 from gemmtuned.commands.options import Json, settings
 from gemmtuned.reports.questions import of_views
 from gemmtuned.reports.render import Column, Report, Table, show, size
@@ -80,7 +80,7 @@ def backup(
     target = (to or here.db.with_name(f"{here.db.stem}-{stamp}.db")).absolute()
     if target.is_dir():
         target = target / f"{here.db.stem}-{stamp}.db"
-    written = upkeep.backup(here.db, place(target, here), timeout_s=30.0)
+    written = upkeep.backup(here.db, target_of(target, here), timeout_s=30.0)
     size_bytes = written.stat().st_size
     line = f"{written}: {size(size_bytes)}"
     show(Report("db.backup", facts={"file": str(written), "bytes": size_bytes}, lines=[line]), as_json=as_json)

@@ -26,7 +26,7 @@ LOGS: Final = ("-wal", "-shm", "-journal")  # of a database
 _MOST_LINKS: Final = 40
 
 
-def place(path: Path, here: Settings) -> Path:
+def target_of(path: Path, here: Settings) -> Path:
     """Where the file is written: the path, or what a link there leads to.
 
     Raises typer.BadParameter for what is none that can be written whole, and for gemmtuned's own files.

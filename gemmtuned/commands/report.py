@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gemmtuned.commands.named_file import is_stream, place
+from gemmtuned.commands.named_file import is_stream, target_of
 from gemmtuned.commands.options import Since, settings
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.temporary import put
@@ -33,7 +33,7 @@ def report(
     from gemmtuned.reports.page import collect, render
 
     into = is_stream(out)
-    file = out if into else place(out, here)
+    file = out if into else target_of(out, here)
     page = render(collect(here.db, since_s=since, now_s=time.time())).encode()
     try:
         if not into:

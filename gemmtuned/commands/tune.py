@@ -14,7 +14,7 @@ import typer
 
 from gemmtuned.commands import tune_options as t
 from gemmtuned.commands.aiter_flags import META
-from gemmtuned.commands.named_file import place
+from gemmtuned.commands.named_file import target_of
 from gemmtuned.commands.options import DryRun, Json, LogLevel, default_threads, settings, start_logging
 from gemmtuned.commands.tune_sources import Defaults, OfModel, Wanted, decided, from_words, gather, waiting
 from gemmtuned.configs.aiter_rows import family_of
@@ -231,7 +231,7 @@ class _Files:
 
     def __init__(self, output: Path | None, profile: Path | None, wanted: Sequence[Problem], *, sort: bool) -> None:
         self.trouble = ""
-        output, profile = (None if path is None else place(path, settings()) for path in (output, profile))
+        output, profile = (None if path is None else target_of(path, settings()) for path in (output, profile))
         self._table = TunedTable(output, table_family(wanted), sort=sort) if output is not None else None
         self._profile = Profile(profile)
 

@@ -165,10 +165,10 @@ def test_every_tuned_row_that_is_shipped_is_found_under_its_own_key() -> None:
         for row in rows:
             named = dict(zip(row.header.family.key, row.key, strict=True))
             hit = tuned.find(gfx=row["gfx"], cu_num=int(row["cu_num"] or 0), **named)
-            assert hit is not None, row.place
+            assert hit is not None, row.where
             assert hit.row.us is not None
             assert row.us is not None
-            assert hit.row.us <= row.us, row.place
+            assert hit.row.us <= row.us, row.where
 
 
 def test_the_live_trace_of_a_model_by_its_own_shipped_table() -> None:

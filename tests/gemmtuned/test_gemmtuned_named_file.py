@@ -15,7 +15,7 @@ import typer
 from command_line import DEVICE, HERE, TUNED, Cli, solution
 from store_cases import new_file
 
-from gemmtuned.commands.named_file import place
+from gemmtuned.commands.named_file import target_of
 from gemmtuned.configs import triton_json
 from gemmtuned.configs.aiter_headers import FAMILIES
 from gemmtuned.configs.aiter_write import write_file
@@ -84,7 +84,7 @@ def test_a_pipe_a_device_and_what_is_open_are_not_replaced_by_a_file(
         assert done.returncode == 2 and "is a pipe or a device" in done.stderr
     assert stat.S_ISFIFO((home.parent / "pipe").stat().st_mode) and (home.parent / "out").is_symlink()
     with pytest.raises(typer.BadParameter, match="device"):
-        place(Path("/dev/null"), Settings.from_env({"GEMMTUNED_HOME": str(home)}))
+        target_of(Path("/dev/null"), Settings.from_env({"GEMMTUNED_HOME": str(home)}))
 
 
 def test_a_page_is_written_into_a_pipe_or_to_what_is_open(home: Path, call: Cli) -> None:
@@ -111,7 +111,7 @@ def test_a_file_is_written_behind_its_link(home: Path, call: Cli) -> None:
     assert call("db", "backup", "copy.db").returncode == 0
 
     table = TunedTable(
-        place(home.parent / "table.csv", Settings.from_env({"GEMMTUNED_HOME": str(home)})), FAMILIES["bf16"]
+        target_of(home.parent / "table.csv", Settings.from_env({"GEMMTUNED_HOME": str(home)})), FAMILIES["bf16"]
     )
     table.add(solution(TUNED), DEVICE)
     table.write()
