@@ -1,8 +1,10 @@
 """One daemon on a GPU at a time, whoever's it is and whatever its home: a lock file named by the GPU's UUID.
 
-Held while a worker is there, so daemons of several users take turns.  The kernel frees it however its holder dies.  The
-folder is one for all users of the machine (`GEMMTUNED_DEVICE_LOCKS`); containers that share a GPU must mount the same.
-Each of them must be able to lock it, so anybody can, and keep us off the GPU: the message says who does.
+Held while a worker is there, so daemons of several users take turns.  The kernel frees it however its holder dies.
+Whoever cleans /tmp may remove the file meanwhile: its holder asks for it now and then, which touches it, and takes the
+new one where that has happened.  The folder is one for all users of the machine (`GEMMTUNED_DEVICE_LOCKS`);
+containers that share a GPU must mount the same.  Each of them must be able to lock it, so anybody can, and keep us off
+the GPU: the message says who does.
 """
 
 from __future__ import annotations
@@ -13,18 +15,21 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.solution import slug
-from gemmtuned.db.lockfile import STOPPED, holder, open_lock, what_lies_there
+from gemmtuned.db.descriptors import identity_of
+from gemmtuned.db.lockfile import STOPPED, holder, lies_at, open_lock, what_lies_there
+
+_TRIES: Final = 3
 
 
 class Lock(Protocol):
     """What a worker needs to hold."""
 
     def take(self) -> str:
-        """Hold it; "" when it is ours, else why it is not. Never waits."""
+        """Hold it, or see that we still do; "" when it is ours, else why it is not. Never waits."""
 
     def drop(self) -> None:
         """Let it go."""
@@ -52,8 +57,32 @@ class DeviceLock:
 
     def hold(self) -> str:
         """As take, but for a file that cannot be locked by anybody here: raises LockingError."""
-        if self._fd is not None:
+        if self._fd is not None and self._is_there(self._fd):
+            with contextlib.suppress(OSError):  # for those who clean /tmp by age; another user's cannot be touched
+                os.utime(self._fd)
             return ""
+        for _ in range(_TRIES):
+            fd, why = self._locked()
+            if fd is None:
+                return why
+            if self._is_there(fd):
+                break
+            os.close(fd)  # it was removed before we had it
+        else:
+            raise LockingError(f"{self._path}: is removed again and again. Set GEMMTUNED_DEVICE_LOCKS")
+        self.drop()  # the one that was removed while we held it
+        self._fd = fd
+        with contextlib.suppress(OSError):  # another user's file can be locked, but not written
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{self._who}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
+        return ""
+
+    def _is_there(self, fd: int) -> bool:
+        """Whether the file that is open here is the one that others would lock."""
+        return lies_at(self._path) == identity_of(fd)
+
+    def _locked(self) -> tuple[int | None, str]:
+        """A descriptor of the file that lies there, locked; or None, and who holds it. Raises LockingError."""
         try:
             fd = self._open()
         except OSError as err:
@@ -68,17 +97,13 @@ class DeviceLock:
         except BlockingIOError:
             why = self._held_by(fd)
             os.close(fd)
-            return why
+            return None, why
         except OSError as err:
             os.close(fd)
             raise LockingError(
                 f"{self._path}: cannot be locked ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
             ) from err
-        self._fd = fd
-        with contextlib.suppress(OSError):  # another user's file can be locked, but not written
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{self._who}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
-        return ""
+        return fd, ""
 
     def drop(self) -> None:
         """Let it go."""

@@ -25,6 +25,7 @@ RESTS_S: Final = 60.0  # an unused worker holds 300 MiB; starting one takes seco
 START_AGAIN_S: Final = 5.0  # after a worker that never said hello; doubles each time
 LONGEST_WAIT_S: Final = 600.0
 STUCK_S: Final = 5.0
+HELD_S: Final = 30.0  # how often it is seen that the lock is still ours
 TAKEN_S: Final = 1.0  # how often a device that another daemon uses is asked for
 
 
@@ -45,6 +46,7 @@ class Keeper:
         self._gone_s: float | None = None  # since when
         self._start = Timer(LONGEST_WAIT_S)
         self._needed_s = float("-inf")
+        self._look = Timer(HELD_S)
         self._packages = installed.packages()  # when the last one started
 
     @property
@@ -60,11 +62,23 @@ class Keeper:
         if self.taken and not self._always:
             self._start.wait_until(now_s + TAKEN_S)
             return
+        self._look.wait_until(now_s + HELD_S)
         self._packages = installed.packages()
         try:
             self.worker = self.make_worker(self._device_id)
         except WorkerFailed as err:
             self.failed(str(err), now_s)
+
+    def lost_lock(self, now_s: float) -> str:
+        """Which other daemon holds the lock of a device where our worker is; "" when none does, or we need not go.
+
+        The file may have been removed, and another daemon have locked a new one.
+        """
+        if self.worker is None or self._lock is None or self._always or not self._look.is_due(now_s):
+            return ""
+        self._look.wait_until(now_s + HELD_S)
+        self.taken = self._lock.take()
+        return self.taken
 
     def failed(self, reason: str, now_s: float) -> None:
         """It never said hello: the next start waits, longer each time."""

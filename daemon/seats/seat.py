@@ -92,7 +92,7 @@ class Seat:
         if forbidden:
             self._asking.trouble = ""  # nothing is asked of the store now, so its last trouble may be over
         sits_here = self.in_use or self.worker is not None or self._job is not None
-        self._away = forbidden or (self._view.must_yield(now_s) if sits_here else "")
+        self._away = forbidden or (self._view.must_yield(now_s) if sits_here else "") or self.keeper.lost_lock(now_s)
         if self._away:
             if self.in_use and not forbidden:
                 self._patience.gave_way(now_s)

@@ -148,6 +148,27 @@ def test_who_gets_not_all_keeps_none(locks: Callable[..., CpuLocks]) -> None:
     assert locks("two", 1, 2).take() == ""
 
 
+def test_a_lock_that_a_cleaner_removes_is_taken_again(locks: Callable[..., CpuLocks], tmp_path: Path) -> None:
+    """systemd-tmpfiles removes what is old in /tmp."""
+    files = [tmp_path / "locks" / "gemmtuned-cpu-0.lock", tmp_path / "one" / "gemmtuned-cpu.lock"]
+    one, other = locks("one", 0), locks("other", 0)
+    assert one.take() == ""
+    for file in files:
+        os.utime(file, (1, 1))
+    assert one.take() == ""
+    assert all(time.time() - file.stat().st_mtime < 60 for file in files), "too young to be removed"
+    for file in files:
+        file.unlink()
+    assert one.take() == ""
+    assert "home one, since" in other.take()
+    files[0].unlink()
+    assert other.take() == "", "before one has looked"
+    assert "home other, since" in one.take()
+    other.drop()
+    assert one.take() == ""
+    assert "home one, since" in other.take()
+
+
 def test_who_wants_it_at_once_keeps_what_can_be_had(locks: Callable[..., CpuLocks]) -> None:
     daemon, person = locks("daemon", 0), locks("person", 0, 1, at_once=True)
     assert daemon.take() == ""

@@ -16,6 +16,8 @@ from store_cases import new_file
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
+from gemmtuned.daemon.device.device_lock import DeviceLock
+from gemmtuned.daemon.seats.keeper import HELD_S
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.work_queue import WorkQueue
 from gemmtuned.daemon.service.rules import PAUSED
@@ -185,6 +187,25 @@ def test_tuning_goes_on_after_the_next_clear_window(world: World) -> None:
     world.busy_from(world.clock.now_s, world.clock.now_s + 5)
     took_s = world.run(60, until=lambda: len(world.life.orders) == 2)
     assert 14.0 <= took_s <= 17.0  # 5 of use, 10 of window, less one reading's length
+
+
+def test_a_daemon_whose_lock_was_removed_gives_way_to_the_one_that_has_the_new_file(world: World) -> None:
+    """systemd-tmpfiles removes what is old in /tmp; two daemons would measure on one device then."""
+    world.see(problem())
+    world.life.trial_s = 200.0
+    world.run(60, until=lambda: bool(world.life.orders))
+    (file,) = world.settings.locks.glob("gemmtuned-*cpu*.lock")
+    file.unlink()
+    world.run(HELD_S + 1)
+    assert world.life.alive and file.exists(), "nobody else has it"
+    file.unlink()
+    other = DeviceLock(world.settings.locks, "cpu", "another", own=True)
+    assert other.take() == ""
+    assert world.run(HELD_S + 5, until=lambda: not world.life.alive) <= HELD_S + 1
+    assert "another gemmtuned daemon tunes on it: another" in world.daemon.seats[0].notice().reason
+    other.drop()
+    world.run(60, until=lambda: len(world.life.orders) == 2)
+    assert rows_of(world, "SELECT attempts FROM work") == [{"attempts": 1}], "what gave way does not count"
 
 
 def test_a_result_that_was_wrong_in_a_program_is_withdrawn_and_published(world: World) -> None:
