@@ -70,8 +70,9 @@ class FrameLock:
 
     @property
     def is_taken(self) -> bool:
-        """Whether anybody has it, or waits for it."""
-        return bool(self._line)
+        """Whether anybody has it, or waits for it, who has not said that it is over."""
+        line = self._line
+        return bool(line) and not all(holder.done for holder in tuple(line))
 
     def __enter__(self) -> bool:
         """False where this thread holds it already, further out."""

@@ -312,7 +312,8 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     if _pausing:  # else it is time when this child makes use of us
-        _after_fork(forks.was_paused(_getframe().f_back))
+        with _noticing:
+            _after_fork(forks.was_paused(_getframe().f_back))
 
 
 def _after_fork(paused: Paused | None, *, late: bool = False) -> None:

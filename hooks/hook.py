@@ -72,7 +72,7 @@ class Hook:
     def __init__(
         self, settings: Settings, tables: Iterable[UserTables] = (), notice_fork: Callable[[], object] = bool
     ) -> None:
-        self.settings = settings
+        self.settings, self._notice_fork = settings, notice_fork
         self.library = Library()
         self.where = Where(lambda: self.native is not None and self.native.has_cuda)
         self.tables = Tables(
@@ -84,7 +84,7 @@ class Hook:
             self.library,
             self.tables,
             counts=settings.capture or self.selections is not None,  # the log of selections is made from counts
-            before_capture=lambda: _before_capture(self, notice_fork),
+            before_capture=lambda: self.ready.before_capture(),  # late: a forked child has a Ready of its own
         )
         self.account = Account(settings, self.library, self.tables, self.patches, self.where, self.selections)
         self._parts: _Parts | None = None
@@ -115,7 +115,8 @@ class Hook:
 
     @property
     def parts(self) -> _Parts:
-        """The thread's parts, made when first asked for: most forked children never need them."""
+        """The thread's parts, made when first asked for: most forked children need none, and never their parent's."""
+        self._notice_fork()
         if self._parts is None:
             with self._making:
                 if self._parts is None:
@@ -263,8 +264,7 @@ class Hook:
         self.tables.after_fork()
         self.account.after_fork(at_us)
         self.patches.after_fork()
-        if parents is not None:
-            _keep(parents, paused=paused)
+        _keep(parents, paused=paused)
         if self.native is not None:
             _begin_at_first_count(self, self.native, late=late)
         elif parents is not None and self.patches.look_at_s is not None:
@@ -330,8 +330,10 @@ def own_op(hook: Hook, routed: str) -> Iterator[None]:
             native.op_ends(on_probation)
 
 
-def _keep(parents: _Parts, *, paused: bool) -> None:
-    """In a forked child."""
+def _keep(parents: _Parts | None, *, paused: bool) -> None:
+    """In a forked child. None: its parent was one, too, and counted nothing."""
+    if parents is None:
+        return
     _parents.append(parents)
     parents.close_inherited()
     if not paused and parents.flusher.in_store:
@@ -351,11 +353,6 @@ def is_at_rest(hook: Hook) -> bool:
     if native is None or parts is None:
         return native is not None and native.is_held()
     return parts.flusher.is_at_rest and parts.background.is_held(native)
-
-
-def _before_capture(hook: Hook, notice_fork: Callable[[], object]) -> None:
-    notice_fork()  # a child has a Ready of its own
-    hook.ready.before_capture()
 
 
 def close_inherited(half: Hook) -> None:

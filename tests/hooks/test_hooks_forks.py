@@ -48,6 +48,41 @@ def test_a_fork_copies_few_pages_for_us(home: Home) -> None:
     assert on[1] - off[1] <= MOST_CHILD
 
 
+def test_a_fork_that_had_to_wait_makes_none_of_the_next_ones_slow(home: Home) -> None:
+    """What was paused for it stayed paused in our books until our thread came by, a second later."""
+    done = home.run(
+        IDLE
+        + """
+    import threading
+    from gemmtuned.hooks import activate, forks, imports
+    activate.current().flusher.flush()
+    wait_for(lambda: at_rest() and activate.current().background._sleeper.sleeps_in)
+    paused, usual = [], forks.begin
+    forks.begin = lambda fork: (paused.append(fork), usual(fork))
+    entered, leaves = threading.Event(), threading.Event()
+
+    def imports_something():
+        with imports.importing():
+            entered.set()
+            leaves.wait()
+
+    other = threading.Thread(target=imports_something)
+    other.start(), entered.wait()
+    threading.Timer(0.1, leaves.set).start()
+    forked(int), other.join()
+    waited = len(paused)
+    tried = 0
+    while tried < 40 and (tried == 0 or len(paused) > waited):  # our thread may be in the middle of a turn
+        waited = len(paused)
+        forked(int)
+        tried += 1
+    print(json.dumps([len(paused) > 0, tried < 40]))
+    """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+    assert done.said == [True, True], done.err
+
+
 def test_a_child_runs_none_of_our_python_and_has_no_descriptor_of_ours(home: Home) -> None:
     (home.path / "configs").mkdir(parents=True)
     done = home.run(
