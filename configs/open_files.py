@@ -1,4 +1,4 @@
-"""A process that may open no more files: said as what it is, with what helps; the file is sound."""
+"""A process that may open no more files, or write no larger ones: said so, with what helps; the file is sound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 from typing import Final
 
 _NEEDED: Final = 8  # descriptors that SQLite and we have open at once, at most
-_RLIMIT_NOFILE: Final = 7  # Linux's number, on every architecture that torch is built for
+_RLIMIT_FSIZE, _RLIMIT_NOFILE = 1, 7  # Linux's numbers, on every architecture that torch is built for
+_NO_LIMIT: Final = ctypes.c_ulong(-1).value
 
 
 def limit_reached(err: BaseException | None = None) -> str:
@@ -22,7 +23,7 @@ def limit_reached(err: BaseException | None = None) -> str:
         return "the machine has no room for more open files. Close programs, or raise it: sysctl -w fs.file-max=..."
     if number != errno.EMFILE:
         return ""
-    soft, hard = _limits()
+    soft, hard = _limits(_RLIMIT_NOFILE)
     raised, by = (hard, "") if hard > soft else (max(4 * soft, 1024), " (as root)")
     now = f"prlimit --pid {os.getpid()} --nofile={raised}:{max(raised, hard)}"
     return (
@@ -31,13 +32,27 @@ def limit_reached(err: BaseException | None = None) -> str:
     )
 
 
-def _limits() -> tuple[int, int]:
-    """How many files this process may have open, and how far it may raise that.
+def size_limit() -> str:
+    """In words that a message can go on with, how large this process may make a file; "" where nothing limits it.
+
+    SQLite calls a write beyond that an error of the disk.
+    """
+    most = _limits(_RLIMIT_FSIZE)[0]
+    if most == _NO_LIMIT:
+        return ""
+    return (
+        f"this process may make no file larger than {most >> 10} KiB. Raise that: ulimit -f unlimited before it starts "
+        "(LimitFSIZE= of a service)"
+    )
+
+
+def _limits(of: int) -> tuple[int, int]:
+    """One limit of this process, and how far it may raise it.
 
     The C library is asked: torch does not import `resource`, and a program may have a resource.py of its own.
     """
     both = (ctypes.c_ulong * 2)()
-    ctypes.CDLL(None).getrlimit(_RLIMIT_NOFILE, both)
+    ctypes.CDLL(None).getrlimit(of, both)
     return both[0], both[1]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
-from gemmtuned.configs.open_files import limit_reached
+from gemmtuned.configs.open_files import limit_reached, size_limit
 from gemmtuned.configs.read_file import read_regular
 from gemmtuned.configs.unpatched import os
 from gemmtuned.db import refusals
@@ -115,6 +115,9 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             "anew from what can be read, and published solutions come back by themselves. gemmtuned db check says more"
         )
     if what == "io":
+        limit = size_limit()
+        if limit:
+            return StoreError(f"{path}: the disk refused ({err}), or {limit}")
         return StoreError(
             f"{path}: the disk refused ({err}). Look at the system log, or set GEMMTUNED_HOME to another disk"
         )

@@ -167,3 +167,11 @@ def test_a_damaged_database_fails_its_check_and_is_left_as_it_lies(cli: Cli, hom
     assert (check.returncode, status.returncode) == (1, 1)
     assert status.stderr.startswith("gemmtuned: ") and status.stderr.count("\n") == 1
     assert db.read_bytes() == damaged
+
+
+def test_a_limit_on_the_size_of_files_is_named(home: Path) -> None:
+    command = f"ulimit -f 4; exec {sys.executable} -m gemmtuned pin {TUNED}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment(home), timeout=60)
+    assert done.returncode == 1
+    assert "may make no file larger than 4 KiB. Raise that: ulimit -f unlimited" in done.stderr
+    assert done.stderr.count("\n") == 1
