@@ -3,10 +3,11 @@
     python -m benchmarks verdicts --out FOLDER [--name verdicts --sets moe,row_fast --m 1,8,64 --budget-s 480]
     python -m benchmarks verdicts --dry-run            # on this CPU, one small mixture: does the program itself work?
 
-Sets: `moe`, layers of mixtures of experts as one GPU has them, `int_mm`, products of int8 into int32 (which torch takes
-with 17 rows or more), and the kinds of families.py and weight_only.py at the sizes that they begin with.  Each search
-runs as in the daemon's worker, and what it publishes has won its race against torch's own kernel in CUDA graphs with
-cold weights.  A problem is a line of <name>.jsonl as it is done.
+Sets: `moe`, layers of mixtures of experts as one GPU has them, `moe_quantised`, those of them in FP8 for callers who
+let X and H be quantised, `int_mm`, products of int8 into int32 (which torch takes with 17 rows or more), and the kinds
+of families.py and weight_only.py at the sizes that they begin with.  Each search runs as in the daemon's worker, and
+what it publishes has won its race against torch's own kernel in CUDA graphs with cold weights.  A problem is a line of
+<name>.jsonl as it is done.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ DRY: Final = Problem.parse("moe:bf16:4x64x64,threads=1,experts=4,topk=2,inter=32
 def wanted(name: str, ms: list[int]) -> Iterator[tuple[str, Problem]]:
     """(what it is of, problem) of one set. Raises SystemExit for a name that is none."""
     for m in ms:
-        if name == "moe":
+        if name in ("moe", "moe_quantised"):
             for of, text in LAYERS.items():
-                yield of, replace(Problem.parse(text.format(m=m)), math_mode="reduced")
+                problem = replace(Problem.parse(text.format(m=m)), math_mode="reduced")
+                if name == "moe":
+                    yield of, problem
+                elif problem.wscale == "128x128":
+                    yield of, replace(problem, scale="1x128")
         elif name == "int_mm":
             yield from ((name, Problem(m=m, n=n, k=k, dtype="i8", out_dtype="i32")) for n, k in families.SHORT)
         elif name in weight_only.KINDS:

@@ -18,13 +18,14 @@ from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.error import Error, Spread, limits, measure_error
+from gemmtuned.kernels.families.error import SURE, Error, Spread, limits, measure_error, quantised
 from gemmtuned.kernels.families.operand import Inputs, Sample, negated
 from gemmtuned.kernels.torch_flags import deterministic
 
 REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
 # Elements outside the sampled rows are compared with the default's, and both may have larger errors than the samples
 _UNSAMPLED: Final = 1.5
+_ROUGHLY: Final = 2.0**-5  # of the largest value: no rounding to 16 bits or more is so far off
 _GUARD: Final = 0xA5  # the byte that fills memory before and behind a result
 _BLOCK_BYTES: Final = 512  # torch's allocator rounds sizes up to this on a GPU
 _MOST_FREED_BYTES: Final = 32 << 20  # a larger block comes fresh from the system, full of zeros, whatever was freed
@@ -294,6 +295,14 @@ def root_mean_square(y: Tensor) -> float:
     finite = sizes.isfinite()
     count = max(int(finite.sum()), 1)
     return max(float(torch.linalg.vector_norm(sizes.masked_fill_(~finite, 0.0))) / math.sqrt(count), 1e-30)
+
+
+def roughly_apart(problem: Problem, stock: Tensor) -> float:
+    """How far from the default's result any other on the same inputs may be, before its error is measured.
+
+    Inputs are of about 1.  Far more than the gate allows: what is beyond is no matter of rounding.
+    """
+    return _ROUGHLY * float(stock.abs().max()) + SURE * quantised(problem) * root_mean_square(stock)
 
 
 def apart_on_others(by_rms: float, stock: Tensor) -> float:

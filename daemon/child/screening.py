@@ -16,7 +16,7 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.arms import Arms
-from gemmtuned.daemon.child.checks import Watch, Wrong
+from gemmtuned.daemon.child.checks import Watch, Wrong, roughly_apart
 from gemmtuned.daemon.child.measure import Arm, Race
 from gemmtuned.daemon.child.outcome import DEFAULT, Entrant
 from gemmtuned.daemon.child.races import Races
@@ -28,7 +28,6 @@ FINALISTS: Final = 3
 NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
 NEAR_MOST: Final = 8
 PACE: Final = 3.0  # screened gain from which a candidate takes torch's place in the races after its own
-_ROUGHLY: Final = 2.0**-5  # of the largest value: no rounding is so far off
 _HOPELESS: Final = 0.97  # screened gain below which a candidate cannot be worth it; not below FAR
 
 
@@ -105,7 +104,7 @@ class Screening:
         """A program's first call counts as well, and this is the only first one that there will be."""
         stock = self._arms.stock_at(self._arms.main)
         try:
-            Watch(stock, _ROUGHLY * float(stock.abs().max())).look(arm.calls[0](), "its first call")
+            Watch(stock, roughly_apart(self._arms.main, stock)).look(arm.calls[0](), "its first call")
         except Wrong as err:
             self.wrong_at_first[candidate] = str(err)
 

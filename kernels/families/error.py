@@ -114,7 +114,7 @@ def limits(problem: Problem, default: Error, results: Spread) -> Error:
     u_out = UNIT_ROUNDOFF[problem.out_dtype]
     adding = _adding(problem)
     largest = max(results.largest, 3.0 * results.expected)
-    coarse = _quantised(problem)
+    coarse = quantised(problem)
     sums = math.hypot(adding * largest, coarse * max(results.largest, 3.0))
     floor = Error(_floor(problem, results), SURE * sums + u_out * results.largest)
     most = cap(problem, results)
@@ -134,7 +134,7 @@ def cap(problem: Problem, results: Spread) -> float:
         return usual
     chance = 1 + SURE / math.sqrt(results.count)
     fine = math.sqrt(roundings(problem)) * UNIT_ROUNDOFF[problem.out_dtype] / 2
-    return max(usual, R_FACTOR * math.hypot(fine, _quantised(problem)) * chance)
+    return max(usual, R_FACTOR * math.hypot(fine, quantised(problem)) * chance)
 
 
 def _adding(problem: Problem) -> float:
@@ -147,12 +147,12 @@ def _adding(problem: Problem) -> float:
 
 def _floor(problem: Problem, results: Spread) -> float:
     chance = 1 + SURE / math.sqrt(results.count)
-    added = math.hypot(_adding(problem) * results.expected, _quantised(problem))
+    added = math.hypot(_adding(problem) * results.expected, quantised(problem))
     return math.hypot(added * chance, UNIT_ROUNDOFF[problem.out_dtype] / 2)
 
 
-def _quantised(problem: Problem) -> float:
-    """RMS error of what a mixture may quantise, as a share of RMS(Y)."""
+def quantised(problem: Problem) -> float:
+    """RMS error of what a mixture may quantise, as a share of RMS(Y); 0 where nothing may be."""
     if not may_be_quantised(problem):
         return 0.0
     return math.sqrt(((math.sqrt(_CONDITION) + 1) ** 2 + 1) / 3) * _E4M3

@@ -122,41 +122,15 @@ def _made_ready(
 
 
 @triton.jit
-def _of_x(x_rows, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[BLOCK_K, BLOCK_M] of these rows, zeros behind K."""
-    xp = x_rows[None, :] + k[:, None]
-    return tl.load(xp) if K % BLOCK_K == 0 else tl.load(xp, mask=(k < K)[:, None], other=0.0)
-
-
-@triton.jit
-def _of_w(w, rows, k, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[BLOCK_N, BLOCK_K] of these rows, zeros behind K."""
-    wp = w + rows[:, None] * K + k[None, :]
-    return tl.load(wp) if K % BLOCK_K == 0 else tl.load(wp, mask=(k < K)[None, :], other=0.0)
-
-
-@triton.jit
-def _plain_sums(
-    x_rows, w, gate_rows, up_rows, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Twice [BLOCK_N, BLOCK_M] in fp32: these rows of W times the rows of X."""
-    gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    other = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for k0 in range(0, K, BLOCK_K):
-        k = k0 + tl.arange(0, BLOCK_K)
-        xt = _of_x(x_rows, k, K, BLOCK_K)
-        gate = tl.dot(_of_w(w, gate_rows, k, K, BLOCK_K), xt, gate)
-        other = tl.dot(_of_w(w, up_rows, k, K, BLOCK_K), xt, other)
-    return gate, other
-
-
-@triton.jit
 def _decoded_sums(
     x_rows, w, scale, expert, rows, wanted, ROWS: tl.constexpr, K: tl.constexpr, WEIGHT: tl.constexpr,
     SCALES: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     WARPS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """The same of coded weights, x_rows made for them. rows: in the order of the bytes' tile, wanted: of the sums'."""
+    """[BLOCK_N, BLOCK_M] in fp32: these rows of the expert's coded W, of which there are ROWS, times the rows of X.
+
+    x_rows: made for them.  rows: in the order of the bytes' tile, wanted: of the sums'.
+    """
     to: tl.constexpr = x_rows.dtype.element_ty
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     row = expert.to(tl.int64) * ROWS + rows
@@ -197,7 +171,7 @@ def _decoded_sums(
 
 
 @triton.jit
-def _row(at, INTER: tl.constexpr, INTERLEAVED: tl.constexpr):
+def row_of(at, INTER: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Rows of W1 so that gate and up take turns; those past the end are made, and not stored."""
     rows = tl.minimum(at, 2 * INTER - 1)
     if not INTERLEAVED:
@@ -206,17 +180,7 @@ def _row(at, INTER: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def _weighted(sums, counts, bias, WEIGHTED: tl.constexpr, BIAS: tl.constexpr):
-    """Sums times the routing weights where they belong to H, and the bias of their rows."""
-    if WEIGHTED:
-        sums *= counts[None, :]
-    if BIAS:
-        sums += tl.load(bias).to(tl.float32)[:, None]
-    return sums
-
-
-@triton.jit
-def _activated(gate, other, ACT: tl.constexpr):
+def activated(gate, other, ACT: tl.constexpr):
     """Columns of H: SwiGLU of gpt-oss (2), GELU by erf (1) or SiLU (0) of gate, times up."""
     if ACT == 2:
         gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
@@ -232,11 +196,33 @@ def _activated(gate, other, ACT: tl.constexpr):
 
 @triton.jit
 def up(
-    x, factor, w, scale, bias, gates, order, tiles, places, h, D: tl.constexpr, INTER: tl.constexpr, TOPK: tl.constexpr,
-    WEIGHT: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr, ACT: tl.constexpr, INTERLEAVED: tl.constexpr,
-    WEIGHTED: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-    PADDED: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
+    x,
+    factor,
+    w,
+    scale,
+    bias,
+    gates,
+    order,
+    tiles,
+    places,
+    h,
+    D: tl.constexpr,
+    INTER: tl.constexpr,
+    TOPK: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ACT: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PADDED: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """H [pairs in order, INTER] = act of gate and up of X W1[e]^T + bias1[e]; from two rows of W1 comes one column."""
     expert = tl.load(tiles + tl.program_id(1))
     if expert >= 0:
@@ -245,30 +231,21 @@ def up(
         columns: tl.constexpr = BLOCK_N // 2
         height: tl.constexpr = 2 * INTER
         begin = tl.program_id(0) * BLOCK_N
+        rows = row_of(begin + tl.arange(0, BLOCK_N), INTER, INTERLEAVED)
         spot = tl.minimum(first + tl.arange(0, BLOCK_M), end - 1)
         pair = tl.load(order + spot)
         x_rows = x + (pair // TOPK).to(tl.int64) * PADDED
-        bias_of = bias + expert.to(tl.int64) * height
-        counts = tl.load(gates + pair) if WEIGHTED else 1.0
-        if WEIGHT == 0:
-            gate_rows = _row(begin + 2 * tl.arange(0, columns), INTER, INTERLEAVED)
-            up_rows = _row(begin + 2 * tl.arange(0, columns) + 1, INTER, INTERLEAVED)
-            of_expert = expert.to(tl.int64) * height
-            gate, other = _plain_sums(
-                x_rows, w, of_expert + gate_rows, of_expert + up_rows, D, BLOCK_M, columns, BLOCK_K
-            )
-            gate = _weighted(gate, counts, bias_of + gate_rows, WEIGHTED, BIAS)
-            other = _weighted(other, counts, bias_of + up_rows, WEIGHTED, BIAS)
-        else:
-            rows = _row(begin + tl.arange(0, BLOCK_N), INTER, INTERLEAVED)
-            given = _row(begin + row_order(BLOCK_N, WARPS), INTER, INTERLEAVED)
-            acc = _decoded_sums(x_rows, w, scale, expert, given, rows, height, D, WEIGHT, SCALES, GROUP,
-                                BLOCK_M, BLOCK_N, BLOCK_K, WARPS, ASM)  # fmt: skip
-            if WEIGHT == 1:
-                acc *= tl.load(factor + pair // TOPK)[None, :]
-            acc = _weighted(acc, counts, bias_of + rows, WEIGHTED, BIAS)
-            gate, other = tl.split(acc.reshape(columns, 2, BLOCK_M).permute(0, 2, 1))
-        made = _activated(gate, other, ACT)
+        given = row_of(begin + row_order(BLOCK_N, WARPS), INTER, INTERLEAVED)
+        acc = _decoded_sums(x_rows, w, scale, expert, given, rows, height, D, WEIGHT, SCALES, GROUP,
+                            BLOCK_M, BLOCK_N, BLOCK_K, WARPS, ASM)  # fmt: skip
+        if WEIGHT == 1:
+            acc *= tl.load(factor + pair // TOPK)[None, :]
+        if WEIGHTED:
+            acc *= tl.load(gates + pair)[None, :]
+        if BIAS:
+            acc += tl.load(bias + expert.to(tl.int64) * height + rows).to(tl.float32)[:, None]
+        gate, other = tl.split(acc.reshape(columns, 2, BLOCK_M).permute(0, 2, 1))
+        made = activated(gate, other, ACT)
         n = tl.program_id(0) * columns + tl.arange(0, columns)
         to = h + (first + tl.arange(0, BLOCK_M)).to(tl.int64)[None, :] * INTER + n[:, None]
         kept = (n < INTER)[:, None] & (first + tl.arange(0, BLOCK_M) < end)[None, :]
@@ -277,44 +254,47 @@ def up(
 
 @triton.jit
 def down(
-    h, factor, w, scale, bias, order, tiles, places, parts, D: tl.constexpr, INTER: tl.constexpr, WEIGHT: tl.constexpr,
-    SCALES: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr, RUN: tl.constexpr, PADDED: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """parts [pair, D] = H W2[e]^T + bias2[e]; of plain weights a thread block makes RUN tiles, one after the other."""
+    h,
+    factor,
+    w,
+    scale,
+    bias,
+    order,
+    tiles,
+    places,
+    parts,
+    D: tl.constexpr,
+    INTER: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PADDED: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """parts [pair, D] = H W2[e]^T + bias2[e]."""
     expert = tl.load(tiles + tl.program_id(1))
     if expert >= 0:
         first = tl.load(tiles + places + tl.program_id(1))
         end = tl.load(tiles + 2 * places + tl.program_id(1))
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        rows = tl.minimum(n, D - 1)
         spot = tl.minimum(first + tl.arange(0, BLOCK_M), end - 1)
         h_rows = h + spot.to(tl.int64) * PADDED
-        to_rows = parts + tl.load(order + spot).to(tl.int64)[None, :] * D
-        there = (first + tl.arange(0, BLOCK_M) < end)[None, :]
-        if WEIGHT == 0:
-            steps: tl.constexpr = (INTER + BLOCK_K - 1) // BLOCK_K
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for turn in range(RUN * steps):
-                n = (tl.program_id(0) * RUN + turn // steps) * BLOCK_N + tl.arange(0, BLOCK_N)
-                rows = tl.minimum(n, D - 1)
-                k = turn % steps * BLOCK_K + tl.arange(0, BLOCK_K)
-                wt = _of_w(w, expert.to(tl.int64) * D + rows, k, INTER, BLOCK_K)
-                acc = tl.dot(wt, _of_x(h_rows, k, INTER, BLOCK_K), acc)
-                if turn % steps == steps - 1:
-                    if BIAS:
-                        acc += tl.load(bias + expert.to(tl.int64) * D + rows).to(tl.float32)[:, None]
-                    tl.store(to_rows + n[:, None], acc.to(parts.dtype.element_ty), mask=(n < D)[:, None] & there)
-                    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-            rows = tl.minimum(n, D - 1)
-            given = tl.minimum(tl.program_id(0) * BLOCK_N + row_order(BLOCK_N, WARPS), D - 1)
-            acc = _decoded_sums(h_rows, w, scale, expert, given, rows, D, INTER, WEIGHT, SCALES, GROUP,
-                                BLOCK_M, BLOCK_N, BLOCK_K, WARPS, ASM)  # fmt: skip
-            if WEIGHT == 1:
-                acc *= tl.load(factor + spot)[None, :]
-            if BIAS:
-                acc += tl.load(bias + expert.to(tl.int64) * D + rows).to(tl.float32)[:, None]
-            tl.store(to_rows + n[:, None], acc.to(parts.dtype.element_ty), mask=(n < D)[:, None] & there)
+        given = tl.minimum(tl.program_id(0) * BLOCK_N + row_order(BLOCK_N, WARPS), D - 1)
+        acc = _decoded_sums(h_rows, w, scale, expert, given, rows, D, INTER, WEIGHT, SCALES, GROUP,
+                            BLOCK_M, BLOCK_N, BLOCK_K, WARPS, ASM)  # fmt: skip
+        if WEIGHT == 1:
+            acc *= tl.load(factor + spot)[None, :]
+        if BIAS:
+            acc += tl.load(bias + expert.to(tl.int64) * D + rows).to(tl.float32)[:, None]
+        to = parts + tl.load(order + spot).to(tl.int64)[None, :] * D + n[:, None]
+        kept = (n < D)[:, None] & (first + tl.arange(0, BLOCK_M) < end)[None, :]
+        tl.store(to, acc.to(parts.dtype.element_ty), mask=kept)
 
 
 @triton.jit

@@ -222,7 +222,7 @@ def compiled(layer: Experts, up: Tile, down: Tile, arch: str) -> dict[str, Compi
         "WEIGHT": WEIGHTS[layer.weight], "SCALES": SCALES[layer.scales], "GROUP": layer.group or 32,
         "ACT": ACTS[layer.act], "INTERLEAVED": int(layer.act == "swiglu_clamped"), "WEIGHTED": int(layer.weight_first),
         "BIAS": int(layer.bias), "UP_TOKENS": up.tokens, "DOWN_TOKENS": down.tokens,
-        "ASM": int(arch.startswith("sm_") and not is_interpreted(_kernels().up)),
+        "ASM": int(arch.startswith("sm_") and not is_interpreted(_kernels("up", coded=coded).up)),
     }  # fmt: skip
     width, inter = padded(layer)
     small = Tile(rows=1, tokens=1, block_k=1, warps=8, stages=1)
@@ -231,8 +231,8 @@ def compiled(layer: Experts, up: Tile, down: Tile, arch: str) -> dict[str, Compi
         cut = {"BLOCK_N": tile.rows, "BLOCK_M": tile.tokens, "BLOCK_K": tile.block_k, "WARPS": tile.warps}
         name = symbol(f"{NAME}_{function}", n, k, tile.tokens)
         return Compiled(
-            getattr(_kernels(), function), {**kinds, **more}, {**common, **cut, **values}, name, arch,
-            warps=tile.warps, stages=tile.stages,
+            getattr(_kernels(function, coded=coded), function), {**kinds, **more}, {**common, **cut, **values}, name,
+            arch, warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
 
     found = {
@@ -259,9 +259,10 @@ def compile_candidate(candidate: Candidate, problem: Problem, arch: str) -> None
 def source_hash() -> str:
     """Of what is compiled and how it is launched, comments aside."""
     here = Path(__file__)
-    names = ("inline_ptx.py", "coded_weights.py", "moe_tiles.py", here.name, "moe_launch.py")
+    names = ("inline_ptx.py", "coded_weights.py", "moe_tiles.py", "moe_plain_tiles.py", here.name, "moe_launch.py")
     return sha256("".join(code_of(here.with_name(name).read_text()) for name in names).encode()).hexdigest()[:12]
 
 
-def _kernels() -> Any:
-    return import_module("gemmtuned.kernels.triton.moe_tiles")
+def _kernels(function: str, *, coded: bool) -> Any:
+    plain = not coded and function in ("up", "down")
+    return import_module(f"gemmtuned.kernels.triton.{'moe_plain_tiles' if plain else 'moe_tiles'}")

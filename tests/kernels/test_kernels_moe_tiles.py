@@ -103,7 +103,14 @@ def test_its_stamp_covers_all_files_that_its_kernels_are_made_of(
     monkeypatch.setattr(moe_tiling, "__file__", str(folder / "moe_tiling.py"))
     first = moe_tiling.source_hash.__wrapped__()
 
-    for file in ("moe_tiles.py", "coded_weights.py", "inline_ptx.py", "moe_tiling.py", "moe_launch.py"):
+    for file in (
+        "moe_tiles.py",
+        "moe_plain_tiles.py",
+        "coded_weights.py",
+        "inline_ptx.py",
+        "moe_tiling.py",
+        "moe_launch.py",
+    ):
         before = (folder / file).read_text()
         (folder / file).write_text(before + "\nTHIS_IS = 'new'\n")
         assert moe_tiling.source_hash.__wrapped__() != first, file
