@@ -256,6 +256,11 @@ def _notice_fork() -> bool:
     return True
 
 
+# torch's compiler traces ops of ours that ask whether something is patched: it asks this once, as kernels/compiling.py
+# says, and takes the answer for a constant.  It cannot trace os.getpid
+_notice_fork._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _has_counted_nothing() -> bool:
     """Whether this is a forked child that was of no use to us."""
     if _process == own_process():
