@@ -300,9 +300,10 @@ def root_mean_square(y: Tensor) -> float:
 def roughly_apart(problem: Problem, stock: Tensor) -> float:
     """How far from the default's result any other on the same inputs may be, before its error is measured.
 
-    Inputs are of about 1.  Far more than the gate allows: what is beyond is no matter of rounding.
+    Inputs are of about 1.  At least what the gate allows: what is beyond is no matter of rounding.
     """
-    return _ROUGHLY * float(stock.abs().max()) + SURE * quantised(problem) * root_mean_square(stock)
+    largest = float(stock.abs().max())
+    return _ROUGHLY * largest + SURE * quantised(problem) * max(largest, 3.0 * root_mean_square(stock))
 
 
 def apart_on_others(by_rms: float, stock: Tensor) -> float:

@@ -181,8 +181,8 @@ def fused_moe_or(
     """
     quant = QuantType.No if scale1 is None else QuantType.per_128x128
     if torch.compiler.is_compiling():
-        more: dict[str, Any] = {"activation": activation, "quant_type": quant, "quantize_activations": True}
-        return fused_moe(x, w1, w2, weights, ids, w1_scale=scale1, w2_scale=scale2, **more)
+        # Of weights in 16 bits both forms are alike where nothing is tuned, and the operator is one node of a graph
+        return fused_moe(x, w1, w2, weights, ids, activation=activation) if scale1 is None else otherwise()
     hook: Any = activate.current()
     if hook is None:
         return otherwise()
@@ -210,18 +210,29 @@ def _run(o: Operands, how: How, mask: Tensor | None, tokens: Tensor | None) -> T
     problem = problem_of(o, how) if hook is not None else None
     if problem is None:
         return _usual(o, how)
-    return _counted(hook, problem, _found(hook, problem, o), place_of(o.x.device), lambda: o, lambda: _usual(o, how))
+    found = _found_or_exact(hook, problem, o)
+    return _counted(hook, problem, found, place_of(o.x.device), lambda: o, lambda: _usual(o, how))
 
 
 def _found(hook: Any, problem: Problem, o: Operands) -> Serving:
     """What the table in use has for a call."""
     if not _is_plain(o):
         return MISS
-    found = serving(hook, problem, place_of(o.x.device), captured=_is_captured(o.x))
-    if found.call is None and found.outcome == MISS.outcome and may_be_quantised(problem):
-        exact = replace(problem, scale="none", scale_dtype="")  # is right as well, and the call stays untuned
-        found = replace(serving(hook, exact, place_of(o.x.device), captured=_is_captured(o.x)), outcome=MISS.outcome)
-    return found
+    return serving(hook, problem, place_of(o.x.device), captured=_is_captured(o.x))
+
+
+def _found_or_exact(hook: Any, problem: Problem, o: Operands) -> Serving:
+    """The same; where X and H may be quantised and nothing is known of that, a kernel that quantises nothing.
+
+    That is right as well, and the call stays one that nobody has tuned.  torch's own is no such kernel: before anything
+    is tuned there are better ones.
+    """
+    found = _found(hook, problem, o)
+    if found.solution is not None or not may_be_quantised(problem):
+        return found
+    exact = _found(hook, replace(problem, scale="none", scale_dtype=""), o)
+    known = exact.solution is not None and exact.solution.backend != DEFAULT_BACKEND
+    return replace(exact, outcome=MISS.outcome) if known else found
 
 
 def _is_captured(x: Tensor) -> bool:

@@ -46,16 +46,19 @@ def _made(layer: Experts, up: Tile, down: Tile, arch: str) -> Launches:
 def likeliest(layer: Experts, tokens: int, device: int, *, quantised: bool) -> Launches | None:
     """What runs where nothing is tuned: the first tiles that compile for so many tokens; None where none do.
 
-    quantised: X and H may be, where the layer is one that tiles of e4m3 are written for.
+    quantised: X and H may be: tiles of e4m3 come first where the layer is one that they are written for.
     """
     arch = cuda_device(device).arch
-    tiling = moe_fp8_tiling if quantised and moe_fp8_tiling.is_cut(layer) else moe_tiling
-    if not tiling.runs_on(arch, layer):
-        return None
     most = 1 << (tokens - 1).bit_length()  # so that a few of them serve all sizes
-    ups, downs = (tiling.likely(layer, most, arch, stage) for stage in (1, 2))
-    made = (loaded(layer, up, down, device) for up, down in zip(ups, downs, strict=False))
-    return next((one for one in made if one is not None), None)
+    for tiling in (moe_fp8_tiling, moe_tiling) if quantised else (moe_tiling,):
+        if not tiling.runs_on(arch, layer):
+            continue
+        ups, downs = (tiling.likely(layer, most, arch, stage) for stage in (1, 2))
+        made = (loaded(layer, up, down, device) for up, down in zip(ups, downs, strict=False))
+        found = next((one for one in made if one is not None), None)
+        if found is not None:
+            return found
+    return None
 
 
 def refuse(launches: Launches) -> None:

@@ -116,7 +116,7 @@ def test_a_first_call_may_be_as_far_off_as_quantising_makes_it() -> None:
     y = stock.clone()
     y[3, 5] += 0.35 * stock.square().mean().sqrt()
     Watch(stock, roughly_apart(moe(), stock)).look(y, "its first call")
-    for problem, wrong in ((moe(scale="none"), y), (moe(), torch.where(stock == stock[3, 5], 0, stock + 1))):
+    for problem, wrong in ((moe(scale="none"), y), (moe(), -stock)):
         with pytest.raises(Wrong):
             Watch(stock, roughly_apart(problem, stock)).look(wrong, "its first call")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hooked import published
 
 from gemmtuned import shim
 from gemmtuned.configs.problem import Problem
@@ -96,11 +98,47 @@ def test_a_kernel_that_quantises_nothing_serves_until_the_permission_has_a_verdi
         wdtype="fp8_e4m3", scale="1x128", wscale="128x128",
     )  # fmt: skip
     strict = replace(may, scale="none", scale_dtype="")
-    table = {strict: Serving("exact", lambda o: o.x)}
+    ours = published(strict, "moe_grouped", device="cuda-x", stamp="x")
+    table = {strict: Serving("exact", lambda o: o.x, ours)}
     monkeypatch.setattr(op, "serving", lambda hook, problem, place, captured: table.get(problem, MISS))
     o, hook = operands(given()), SimpleNamespace()
-    found = op._found(hook, may, o)
+    found = op._found_or_exact(hook, may, o)
     assert found.call is table[strict].call and found.outcome == MISS.outcome
-    assert op._found(hook, strict, o) is table[strict]
-    table[may] = Serving("exact", lambda o: o.x)
-    assert op._found(hook, may, o) is table[may]
+    assert op._found_or_exact(hook, strict, o) is table[strict]
+    table[may] = Serving("exact", lambda o: o.x, ours)
+    assert op._found_or_exact(hook, may, o) is table[may]
+
+
+def test_torchs_own_for_the_strict_problem_is_no_verdict_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs before anything is tuned may be far better where X and H may be quantised."""
+    may = Problem(
+        family="moe", m=6, n=128, k=128, inter=128, experts=4, topk=2, act="silu_gated", dtype="bf16",
+        wdtype="fp8_e4m3", scale="1x128", wscale="128x128",
+    )  # fmt: skip
+    strict = replace(may, scale="none", scale_dtype="")
+    table = {strict: Serving("exact", lambda o: o.x, published(strict, "torch", device="cuda-x", stamp="x"))}
+    monkeypatch.setattr(op, "serving", lambda hook, problem, place, captured: table.get(problem, MISS))
+    assert op._found_or_exact(SimpleNamespace(), may, operands(given())) is MISS
+
+
+def test_a_layer_in_fp8_keeps_its_own_form_until_its_own_problem_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers that quantise by kernels of others a strict verdict says nothing; nor is compiled code taken over."""
+    o, counted = given(), []
+    strict = published(
+        Problem(
+            family="moe", m=6, n=128, k=128, inter=128, experts=4, topk=2, act="silu_gated", dtype="bf16",
+            wdtype="fp8_e4m3", wscale="128x128",
+        ), "moe_grouped", device="cuda-x", stamp="x",
+    )  # fmt: skip
+    hook = SimpleNamespace(count_op=lambda problem, place, outcome, graph: counted.append((problem.scale, outcome)))
+    monkeypatch.setattr(op.activate, "current", lambda: hook)
+    monkeypatch.setattr(op, "own_op", lambda hook, place: nullcontext())
+    monkeypatch.setattr(op, "problem_of", lambda o, how: replace(strict.problem, scale=how.activations, scale_dtype=""))
+    table = {strict.problem: Serving("exact", lambda o: o.x, strict)}
+    monkeypatch.setattr(op, "serving", lambda hook, problem, place, captured: table.get(problem, MISS))
+    x = o["hidden_states"]
+    call = (x, o["w1"], o["w2"], o["topk_weight"], o["topk_ids"], "silu", o["w1_scale"], o["w2_scale"])
+    assert torch.equal(op.fused_moe_or(lambda: x + 1, *call), x + 1)
+    assert counted == [("1x128", MISS.outcome)]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(op.fused_moe_or(lambda: x + 2, *call), x + 2)
