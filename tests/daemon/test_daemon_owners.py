@@ -6,36 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_world import World
-from fakes import ENVIRONMENT, Clock, FakeMonitor, Life
-from store_cases import new_file
+from daemon_world import World, problem
+from fakes import ENVIRONMENT
 
-from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.seats.work_queue import is_dead, outlived_boot, owner_name
-from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.daemon.status_file import Notice, read_notice, write_notice
-from gemmtuned.db.store import Store
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
-    clock = Clock()
-    store = Store(new_file(settings.db), locks=settings.locks)
-    monitor = FakeMonitor()
-    life = Life(clock)
-    daemon = Daemon(settings, store, [monitor], life.make, now_s=clock.now_s)
-    yield World(settings, clock, store, monitor, life, daemon)
-    store.close()
-
-
-def problem(n: int = 64, m: int = 8) -> Problem:
-    return Problem(m=m, n=n, k=64)
 
 
 def test_leases_of_dead_daemons_are_free_at_once_and_uncounted(world: World) -> None:

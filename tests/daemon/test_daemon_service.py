@@ -4,18 +4,14 @@ import json
 import logging
 import random
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from daemon_world import World, rows_of
-from fakes import DEVICE, ENVIRONMENT, Clock, FakeMonitor, Life, solution
+from daemon_world import World, problem, rows_of
+from fakes import DEVICE, ENVIRONMENT, FakeMonitor, Life, solution
 from hooked import wait_for
-from store_cases import new_file
 
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.seats.keeper import HELD_S
 from gemmtuned.daemon.seats.request import Request
@@ -24,22 +20,6 @@ from gemmtuned.daemon.service.rules import PAUSED
 from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db.store import Store
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
-    clock = Clock()
-    store = Store(new_file(settings.db), locks=settings.locks)
-    monitor = FakeMonitor()
-    life = Life(clock)
-    daemon = Daemon(settings, store, [monitor], life.make, now_s=clock.now_s)
-    yield World(settings, clock, store, monitor, life, daemon)
-    store.close()
-
-
-def problem(n: int = 64, m: int = 8) -> Problem:
-    return Problem(m=m, n=n, k=64)
 
 
 def test_a_daemon_and_a_command_that_waits_for_idle_times_never_tune_at_once(world: World) -> None:

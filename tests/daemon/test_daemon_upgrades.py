@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from daemon_world import World
-from fakes import ENVIRONMENT, NEWER, Clock, FakeMonitor, Life
-from store_cases import new_file
+from daemon_world import World, problem
+from fakes import ENVIRONMENT, NEWER
 
 from gemmtuned.configs.manifest import read_manifest
-from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.daemon.status_file import read_notice
-from gemmtuned.db.store import Store
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
-    clock = Clock()
-    store = Store(new_file(settings.db), locks=settings.locks)
-    monitor = FakeMonitor()
-    life = Life(clock)
-    daemon = Daemon(settings, store, [monitor], life.make, now_s=clock.now_s)
-    yield World(settings, clock, store, monitor, life, daemon)
-    store.close()
-
-
-def problem(n: int = 64, m: int = 8) -> Problem:
-    return Problem(m=m, n=n, k=64)
 
 
 def test_problems_of_another_environment_are_not_tuned_and_status_says_so(world: World) -> None:

@@ -64,3 +64,7 @@ def rows_of(world: World, sql: str) -> list[dict[str, object]]:
         return [dict(row) for row in conn.execute(sql).fetchall()]
     finally:
         conn.close()
+
+
+def problem(n: int = 64, m: int = 8) -> Problem:
+    return Problem(m=m, n=n, k=64)
