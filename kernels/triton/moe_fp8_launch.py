@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.kernels.cuda.moe_decode import Experts
 from gemmtuned.kernels.mixture import Operands
 from gemmtuned.kernels.triton.moe_fp8_tiling import Tile, compiled
+from gemmtuned.kernels.triton.moe_launch import OnItsDevice
 from gemmtuned.kernels.triton.moe_tiling import AT_ONCE
 
 
-class Launches:
+class Launches(OnItsDevice):
     """A layer cut into two tiles; the operands of a call are on the device that this was loaded on.
 
     Raises CandidateFailed where a launch does not compile, keeps values of a thread in memory or does not load.
@@ -26,18 +26,6 @@ class Launches:
         self._kernels = compiled(layer, up, down, arch)
         for kernel in self._kernels.values():
             kernel.load()
-
-    def __call__(self, o: Operands) -> Tensor:
-        """Y [T, D] of operands of the layer."""
-        if not o.x.is_cuda:
-            return self._run(o)
-        try:
-            with torch.cuda.device(o.x.device):
-                return self._run(o)
-        except (RuntimeError, MemoryError, CandidateFailed):
-            raise
-        except Exception as err:  # of Triton's own launcher
-            raise CandidateFailed(f"{self.layer}: {type(err).__name__}: {err}") from err
 
     def _run(self, o: Operands) -> Tensor:
         layer, tokens, kernels, device = self.layer, len(o.x), self._kernels, o.x.device

@@ -5,13 +5,11 @@ Without torch and without a GPU, as moe_tiling.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +20,7 @@ from gemmtuned.kernels.arch import is_among, shared_limit
 from gemmtuned.kernels.cuda.moe_compile import described
 from gemmtuned.kernels.cuda.moe_decode import Experts
 from gemmtuned.kernels.own_kernel import symbol
-from gemmtuned.kernels.triton.moe_tiling import ACTS, AT_ONCE, MOST_PAIRS, Compiled
+from gemmtuned.kernels.triton.moe_tiling import ACTS, AT_ONCE, MOST_PAIRS, Compiled, both_of, in_pairs
 from gemmtuned.kernels.triton.source import code_of
 
 NAME: Final = "moe_fp8_tiles"
@@ -69,11 +67,7 @@ def tile_of(text: str) -> Tile:
 
 def tiles_of(candidate: Candidate) -> tuple[Tile, Tile]:
     """Of both products. Raises CandidateFailed for a config that is none."""
-    try:
-        config = json.loads(candidate.config)
-        return tile_of(config["up"]), tile_of(config["down"])
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise CandidateFailed(f"{candidate} has no tiles of two products") from err
+    return both_of(candidate, tile_of)
 
 
 def layer_of(problem: Problem) -> Experts | None:
@@ -102,9 +96,7 @@ def candidates(problem: Problem, arch: str) -> Iterator[Candidate]:
     if layer is None or not runs_on(arch, layer):
         return
     ups, downs = (list(likely(layer, problem.m, arch, stage)) for stage in (1, 2))
-    both = product(enumerate(ups), enumerate(downs))
-    for (_, up), (_, down) in sorted(both, key=lambda pair: pair[0][0] + pair[1][0]):
-        yield Candidate.of(NAME, up=up.text(), down=down.text())
+    yield from in_pairs(NAME, [tile.text() for tile in ups], [tile.text() for tile in downs])
 
 
 def likely(layer: Experts, tokens: int, arch: str, stage: int) -> Iterator[Tile]:
@@ -174,7 +166,9 @@ def compile_candidate(candidate: Candidate, problem: Problem, arch: str) -> None
 def source_hash() -> str:
     """Of what is compiled and how it is launched, comments aside."""
     here = Path(__file__)
-    names = ("moe_tiles.py", "moe_tiling.py", "moe_fp8_tiles.py", here.name, "moe_fp8_launch.py")
+    names = (
+        "moe_tiles.py", "moe_tiling.py", "moe_fp8_tiles.py", here.name, "moe_fp8_launch.py", "moe_launch.py",
+    )  # fmt: skip
     return sha256("".join(code_of(here.with_name(name).read_text()) for name in names).encode()).hexdigest()[:12]
 
 

@@ -20,17 +20,10 @@ from gemmtuned.kernels.triton.moe_tiling import AT_ONCE, MOST_PAIRS, Tile, compi
 _PLAIN: Final = (torch.bfloat16, torch.float16)
 
 
-class Launches:
-    """A layer cut into two tiles; the operands of a call are on the device that this was loaded on.
+class OnItsDevice:
+    """A call of launches on the device of its operands; CandidateFailed for what Triton's own launcher raises."""
 
-    Raises CandidateFailed where a launch does not compile, keeps values of a thread in memory or does not load.
-    """
-
-    def __init__(self, layer: Experts, up: Tile, down: Tile, arch: str) -> None:
-        self.layer, self._tiles, self._padded = layer, (up, down), padded(layer)
-        self._kernels = compiled(layer, up, down, arch)
-        for kernel in self._kernels.values():
-            kernel.load()
+    layer: Experts
 
     def __call__(self, o: Operands) -> Tensor:
         """Y [T, D] of operands of the layer."""
@@ -43,6 +36,22 @@ class Launches:
             raise
         except Exception as err:  # of Triton's own launcher
             raise CandidateFailed(f"{self.layer}: {type(err).__name__}: {err}") from err
+
+    def _run(self, o: Operands) -> Tensor:
+        raise NotImplementedError
+
+
+class Launches(OnItsDevice):
+    """A layer cut into two tiles; the operands of a call are on the device that this was loaded on.
+
+    Raises CandidateFailed where a launch does not compile, keeps values of a thread in memory or does not load.
+    """
+
+    def __init__(self, layer: Experts, up: Tile, down: Tile, arch: str) -> None:
+        self.layer, self._tiles, self._padded = layer, (up, down), padded(layer)
+        self._kernels = compiled(layer, up, down, arch)
+        for kernel in self._kernels.values():
+            kernel.load()
 
     def _run(self, o: Operands) -> Tensor:
         layer, tokens, kernels = self.layer, len(o.x), self._kernels

@@ -7,14 +7,14 @@ and programs that have no solution of these kernels import none of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.problem import Problem
@@ -26,6 +26,7 @@ from gemmtuned.kernels.own_kernel import symbol
 from gemmtuned.kernels.triton.kernel import is_interpreted
 from gemmtuned.kernels.triton.source import code_of
 
+AnyTile = TypeVar("AnyTile")
 NAME: Final = "moe_tiles"
 ARCHS: Final = ("sm_80+",)
 LEAST_PAIRS: Final = 128  # of a token and one of its experts: below, moe_decode is what there is to beat
@@ -86,9 +87,14 @@ def tile_of(text: str) -> Tile:
 
 def tiles_of(candidate: Candidate) -> tuple[Tile, Tile]:
     """Of both products. Raises CandidateFailed for a config that is none."""
+    return both_of(candidate, tile_of)
+
+
+def both_of(candidate: Candidate, read: Callable[[str], AnyTile]) -> tuple[AnyTile, AnyTile]:
+    """The same for tiles of any kind. read: a tile's text, raises ValueError for another."""
     try:
         config = json.loads(candidate.config)
-        return tile_of(config["up"]), tile_of(config["down"])
+        return read(config["up"]), read(config["down"])
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise CandidateFailed(f"{candidate} has no tiles of two products") from err
 
@@ -109,9 +115,14 @@ def candidates(problem: Problem, arch: str) -> Iterator[Candidate]:
     if layer is None or not runs_on(arch, layer):
         return
     ups, downs = (list(likely(layer, problem.m, arch, stage)) for stage in (1, 2))
+    yield from in_pairs(NAME, [tile.text() for tile in ups], [tile.text() for tile in downs])
+
+
+def in_pairs(name: str, ups: Sequence[str], downs: Sequence[str]) -> Iterator[Candidate]:
+    """Candidates of the backend of that name, of tiles that are likely for both products first."""
     both = product(enumerate(ups), enumerate(downs))
     for (_, up), (_, down) in sorted(both, key=lambda pair: pair[0][0] + pair[1][0]):
-        yield Candidate.of(NAME, up=up.text(), down=down.text())
+        yield Candidate.of(name, up=up, down=down)
 
 
 def likely(layer: Experts, tokens: int, arch: str, stage: int) -> Iterator[Tile]:

@@ -143,7 +143,14 @@ def test_its_stamp_covers_all_files_that_its_kernels_are_made_of(
     shutil.copytree(Path(moe_tiling.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(moe_fp8_tiling, "__file__", str(folder / "moe_fp8_tiling.py"))
     first = moe_fp8_tiling.source_hash.__wrapped__()
-    for file in ("moe_fp8_tiles.py", "moe_tiles.py", "moe_fp8_tiling.py", "moe_tiling.py", "moe_fp8_launch.py"):
+    for file in (
+        "moe_fp8_tiles.py",
+        "moe_tiles.py",
+        "moe_fp8_tiling.py",
+        "moe_tiling.py",
+        "moe_fp8_launch.py",
+        "moe_launch.py",
+    ):
         before = (folder / file).read_text()
         (folder / file).write_text(before + "\nTHIS_IS = 'new'\n")
         assert moe_fp8_tiling.source_hash.__wrapped__() != first, file
