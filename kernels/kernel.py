@@ -17,7 +17,11 @@ Run = Callable[..., Tensor]
 
 
 class Kernel(Protocol):
-    """One way to run one problem."""
+    """One way to run one problem.
+
+    One with an attribute `quantises` that is true rounds X and H of a mixture to e4m3 where its caller allows it, and
+    may be as far off as that makes it (kernels/families/error.py).
+    """
 
     def bind(self, *weights: Tensor) -> Run:
         """For these weights: run(*activations) -> y.

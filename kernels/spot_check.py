@@ -23,7 +23,7 @@ from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.solution import Solution
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.error import Spread, limits, measure_error
+from gemmtuned.kernels.families.error import Spread, held_to, limits, measure_error
 from gemmtuned.kernels.families.operand import Sample
 
 MAX_ELEMENTS: Final = 1 << 27  # of X, W and Y together: 512 MiB in fp32 for a moment
@@ -57,7 +57,9 @@ def spot_check(solution: Solution, *, device: torch.device) -> str:
             return f"gives {tuple(y.shape)} {y.dtype}, torch gives {tuple(default.shape)} {default.dtype}"
         found = measure_error(sample.of(y), exact)
         allowed = limits(
-            p, measure_error(sample.of(default), exact), Spread.of(exact, family.x_rows(p, inputs, sample))
+            held_to(p, kernel),
+            measure_error(sample.of(default), exact),
+            Spread.of(exact, family.x_rows(p, inputs, sample)),
         )
     except (GemmtunedError, RuntimeError, ValueError, TypeError, IndexError, MemoryError, OSError) as err:
         return told(f"spot check: {str(err).splitlines()[0] if str(err) else type(err).__name__}", err)

@@ -31,7 +31,8 @@ class Arms:
         self.main, self.default = main, default
         self.bench_in_use = 0  # index of the operands in use
         self.seed = 0  # of the activations in use
-        self.apart_by_rms: dict[Problem, float] = {}  # how far from torch's a result may be, by the RMS of torch's
+        # How far from torch's a result may be, by the RMS of torch's: for each that was verified, and member
+        self.apart_by_rms: dict[tuple[str, Problem], float] = {}
         self._device, self._clock = device, clock
         self._benches = [Bench(main, device)]  # operands, each at an address of its own
         self._arms: dict[Candidate, Arm] = {}
@@ -60,7 +61,12 @@ class Arms:
         stock = self.stock_at(member)
         for arm in arms:
             if arm.watch is None:
-                arm.watch = Watch(stock, apart_on_others(self.apart_by_rms.get(member, math.inf), stock))
+                arm.watch = Watch(stock, apart_on_others(self._apart(arm, member), stock))
+
+    def _apart(self, arm: Arm, member: Problem) -> float:
+        """As apart_by_rms; where the arm was not verified, as torch's own, what any other may be."""
+        of_member = [by_rms for (_, which), by_rms in self.apart_by_rms.items() if which == member]
+        return self.apart_by_rms.get((arm.name, member), max(of_member, default=math.inf))
 
     def stock_at(self, member: Problem) -> Tensor:
         """Torch's own result on what all arms of the member read."""

@@ -49,6 +49,7 @@ from gemmtuned.daemon.child.verify import REFUSALS, first_line, verify
 from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends.base import Backend, Kernel, Run
 from gemmtuned.kernels.families import family_of
+from gemmtuned.kernels.families.error import held_to
 from gemmtuned.kernels.families.operand import Inputs, Sample, negate_, negated
 
 OFTEN_S: Final = 0.3  # for the many calls, at both sizes together
@@ -116,7 +117,8 @@ def last_check(
 
 def _check_closures(winner: Winner, device: torch.device, options: SearchOptions, count: int) -> Case:
     inputs, calls = winner.inputs, winner.arm.calls
-    case = case_of(winner.problem, winner.default, inputs, _narrow(winner.problem, device))
+    held = held_to(winner.problem, winner.kernel)
+    case = case_of(held, winner.default, inputs, _narrow(winner.problem, device))
     check_case(case, options, lambda *activations: calls[0]())  # type: ignore[arg-type]
     watch = Watch(case.stock, case.apart)
     for call in calls[1 :: max(1, -(-(len(calls) - 1) // (count - 1)))]:
@@ -248,7 +250,7 @@ class Subject:
     def of(cls, problem: Problem, kernel: Kernel, default: Kernel, device: torch.device) -> Subject:
         """Make a subject with weights of its own."""
         inputs = family_of(problem).make(problem, kind="randn", seed=20, device=device)
-        case = case_of(problem, default, inputs, _narrow(problem, device))
+        case = case_of(held_to(problem, kernel), default, inputs, _narrow(problem, device))
         return cls(problem, kernel, default, inputs.weights, case.apart_by_rms)
 
 

@@ -22,7 +22,8 @@ from gemmtuned.daemon.child.outcome import DEFAULT, Entrant
 from gemmtuned.daemon.child.races import Races
 from gemmtuned.daemon.child.trials import Trials, now_us
 from gemmtuned.daemon.child.verify import REFUSALS, first_line
-from gemmtuned.kernels.backends.base import Backend
+from gemmtuned.kernels.backends.base import Backend, Kernel
+from gemmtuned.kernels.families.error import held_to
 
 FINALISTS: Final = 3
 NEAR: Final = 1.03  # what screens this near to the best is screened once more, NEAR_MOST at most: noise is as large
@@ -75,7 +76,7 @@ class Screening:
             try:
                 kernels = {m: self._backends[candidate.backend].prepare(candidate, m) for m in self._members}
                 arm = self._arms.arm(candidate, kernels[self._arms.main], self._arms.main)
-                self._look_at_first(candidate, arm)
+                self._look_at_first(candidate, kernels[self._arms.main], arm)
                 run, gain = self._race(self._races.short, candidate, arm)
             except REFUSALS as err:
                 self._trials.report(candidate, "screen", "refused", started, note=first_line(err))
@@ -100,11 +101,12 @@ class Screening:
             promising = self._screen_again(near)
         return promising[:FINALISTS]
 
-    def _look_at_first(self, candidate: Candidate, arm: Arm) -> None:
+    def _look_at_first(self, candidate: Candidate, kernel: Kernel, arm: Arm) -> None:
         """A program's first call counts as well, and this is the only first one that there will be."""
         stock = self._arms.stock_at(self._arms.main)
         try:
-            Watch(stock, roughly_apart(self._arms.main, stock)).look(arm.calls[0](), "its first call")
+            apart = roughly_apart(held_to(self._arms.main, kernel), stock)
+            Watch(stock, apart).look(arm.calls[0](), "its first call")
         except Wrong as err:
             self.wrong_at_first[candidate] = str(err)
 

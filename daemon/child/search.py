@@ -244,7 +244,7 @@ class _Contest:
                     self.default_err = verdict.baseline_err
                 if verdict.outcome == "ok":
                     passed.append(entrant)
-                    self._arms.apart_by_rms[member] = verdict.apart_by_rms
+                    self._arms.apart_by_rms[str(entrant.candidate), member] = verdict.apart_by_rms
             entrants = passed
         return entrants
 

@@ -54,7 +54,7 @@ from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.base import PADDED, SAMPLED_WEIGHTS
 from gemmtuned.kernels.families.edits import Edit, edits, holding, patterns, up_to_the_largest
-from gemmtuned.kernels.families.error import Error
+from gemmtuned.kernels.families.error import Error, held_to
 from gemmtuned.kernels.families.operand import Inputs
 
 SEEDS: Final = (1, 2, 3)
@@ -106,13 +106,31 @@ def verify(
         return {
             c: Checked("refused", None, 0.0, f"{problem} {c}: no error limits for {problem.out_dtype}") for c in kernels
         }
+    held: dict[Problem, dict[Candidate, Kernel]] = {}
+    for candidate, kernel in kernels.items():
+        held.setdefault(held_to(problem, kernel), {})[candidate] = kernel
+    found = {}
+    for to, group in held.items():
+        found.update(_verified(to, group, default, device, before, options))
+    return {candidate: found[candidate] for candidate in kernels}
+
+
+def _verified(
+    problem: Problem,
+    kernels: Mapping[Candidate, Kernel],
+    default: Kernel,
+    device: torch.device,
+    before: Callable[[Candidate], object],
+    options: SearchOptions,
+) -> dict[Candidate, Checked]:
+    """As verify, by the limits of `problem` for all of them."""
     verdicts: dict[Candidate, Checked] = {}
     worst, mismatch = dict.fromkeys(kernels, 0.0), dict.fromkeys(kernels, 0.0)
     baseline, apart_by_rms = 0.0, 0.0
     announced: Candidate | None = None
     measured: Case | None = None
     try:
-        for case, check in _checks(problem, default, device, options) if kernels else ():
+        for case, check in _checks(problem, default, device, options):
             if case is not measured:
                 measured, baseline = case, max(baseline, case.default.r)
                 apart_by_rms = max(apart_by_rms, case.apart_by_rms if case.inputs.kind == "randn" else 0.0)

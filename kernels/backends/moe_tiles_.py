@@ -74,7 +74,7 @@ class MoeTiles:
             y = takes(o)
             return mixture.run(o, how) if y is None else y
 
-        return MixtureKernel(call, takes)
+        return MixtureKernel(call, takes, quantises=self.name == moe_fp8_tiling.NAME)
 
     @property
     def _tiling(self) -> ModuleType:

@@ -44,6 +44,7 @@ Where the caller lets X and H be quantised to e4m3, with scales that are powers 
 roundings are added to the floor and to the cap.  One of X is off by RMS u / sqrt(3) of its size at most, and where one
 number of a row outweighs all others, gate and up are off by the same share of themselves and H by (sqrt(C) + 1) times
 that; H's own rounding is another: (sqrt(C) + 1)^2 + 1 of them as a variance.
+A kernel says that it makes use of this (Kernel `quantises`); any other is held to the limits of a problem without it.
 R_FACTOR times the root of their sum, with the allowance for chance in few results as above, is the least cap that lets
 every right candidate pass; tests/kernels/test_kernels_moe.py compares the sum with the error of torch's own form.
 """
@@ -51,7 +52,7 @@ every right candidate pass; tests/kernels/test_kernels_moe.py compares the sum w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
@@ -59,6 +60,7 @@ from torch import Tensor
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import may_be_quantised
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF, wide
+from gemmtuned.kernels.kernel import Kernel
 
 R_FACTOR: Final = 1.25
 M_FACTOR: Final = 2.0
@@ -156,6 +158,13 @@ def quantised(problem: Problem) -> float:
     if not may_be_quantised(problem):
         return 0.0
     return math.sqrt(((math.sqrt(_CONDITION) + 1) ** 2 + 1) / 3) * _E4M3
+
+
+def held_to(problem: Problem, kernel: Kernel) -> Problem:
+    """The problem whose limits hold for this kernel: where it quantises nothing, the one that allows no quantising."""
+    if not may_be_quantised(problem) or getattr(kernel, "quantises", False):
+        return problem
+    return replace(problem, scale="none", scale_dtype="")
 
 
 def roundings(problem: Problem) -> float:

@@ -55,9 +55,11 @@ class MixtureKernel(StatelessKernel):
     """A kernel that is nothing but a function of the operands; call: (operands) -> y.
 
     takes: the same for fused_moe, whose operands are of more kinds than a problem says; None for those that it leaves.
+    quantises: whether it rounds X and H to e4m3 where the problem allows it, so that its errors may be as large.
     """
 
     takes: Callable[[Operands], Tensor | None] | None = None
+    quantises: bool = False
 
     @property
     def served(self) -> Callable[[Operands], Tensor | None]:

@@ -236,7 +236,7 @@ def test_results_of_a_race_may_be_as_far_apart_as_at_the_gate_by_their_own_size(
     default = BACKENDS["torch"].prepare(Candidate("torch"), problem)
     verdict = verify(problem, {Candidate("torch"): default}, default, device=CPU)[Candidate("torch")]
     arms = Arms(problem, {problem: default}, CPU, WallClock())
-    arms.apart_by_rms[problem] = verdict.apart_by_rms
+    arms.apart_by_rms |= {("one", problem): verdict.apart_by_rms, ("that quantises", problem): 100.0}
     stock = arms.stock_at(problem).double()
     rms = float(stock.square().mean().sqrt())
     at_the_gate = family_of(problem).make(problem, kind="randn", seed=1, device=CPU).run(default).double()

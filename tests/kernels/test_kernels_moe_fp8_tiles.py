@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,18 +16,25 @@ pytest.importorskip("triton")
 
 import torch
 from hooked import ForkServer, Home, run_interpreted
+from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate, Device
+from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.configs.tunable import can_tune, why_not
+from gemmtuned.daemon.child import last_check
 from gemmtuned.daemon.child.checks import Watch, Wrong, roughly_apart
+from gemmtuned.daemon.child.measure import Arm
+from gemmtuned.daemon.child.verify import verify
+from gemmtuned.daemon.protocol.options import DEFAULTS
+from gemmtuned.kernels import spot_check
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import AheadBackend
 from gemmtuned.kernels.backends.moe_tiles_ import MoeTiles
 from gemmtuned.kernels.compile_candidate import compile_candidate
 from gemmtuned.kernels.families.error import Error, Spread, limits
-from gemmtuned.kernels.families.moe import MOE
+from gemmtuned.kernels.families.moe import MOE, MixtureKernel
+from gemmtuned.kernels.mixture import Operands
 from gemmtuned.kernels.triton import moe_fp8_tiling, moe_tiling
 from gemmtuned.kernels.triton.moe_fp8_tiling import NAME, compiled, layer_of, likely, tile_of, tiles_of
 
@@ -119,6 +127,70 @@ def test_a_first_call_may_be_as_far_off_as_quantising_makes_it() -> None:
     for problem, wrong in ((moe(scale="none"), y), (moe(), -stock)):
         with pytest.raises(Wrong):
             Watch(stock, roughly_apart(problem, stock)).look(wrong, "its first call")
+
+
+@pytest.mark.parametrize("where", ["verify", "last_check", "spot_check"])
+def test_a_kernel_that_quantises_nothing_is_held_to_what_exact_ones_keep(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One result off by a third of their RMS is a rounding of e4m3 to a kernel that quantises, and a fault else."""
+    small = moe(4, n=128, k=128, inter=128, experts=2, topk=1)
+    default = MOE.default(small)
+
+    def off(o: Operands) -> Tensor:
+        y = default.call(o)
+        rms = y.float().square().nan_to_num(0.0, 0.0, 0.0).mean().sqrt()
+        y[3, 5] += (0.35 * rms).to(y.dtype)
+        return y
+
+    for quantises in (False, True):
+        kernel = MixtureKernel(off, quantises=quantises)
+        assert _refused_by(where, small, kernel, default, monkeypatch) is not quantises
+
+
+def _refused_by(
+    where: str, problem: Problem, kernel: MixtureKernel, default: MixtureKernel, monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    candidate, cpu = Candidate("planted"), torch.device("cpu")
+    if where == "verify":
+        return "randn seed=1: error" in verify(problem, {candidate: kernel}, default, device=cpu)[candidate].note
+    if where == "spot_check":
+        monkeypatch.setattr(spot_check, "BACKENDS", {"planted": Planted(kernel)})
+        solution = Solution(
+            problem=problem, device="cpu-x-1", mode="eager", covers="exact", backend="planted", config="{}", stamp="1",
+            us=1.0, baseline_us=2.0, gain_low=1.5, err=1e-3, baseline_err=1e-3, state="published",
+        )  # fmt: skip
+        return "error" in spot_check.spot_check(solution, device=cpu)
+    inputs = MOE.make(problem, kind="randn", seed=0, device=cpu)
+    weights = [inputs.weights]
+    arm = Arm("planted", [lambda: kernel.bind(*inputs.weights)(*inputs.activations)])
+    monkeypatch.setattr(last_check, "SMALL_US", math.inf)
+    winner = last_check.Winner(
+        problem, problem, "exact", candidate, Planted(kernel), kernel, default, arm, inputs, weights
+    )
+    try:
+        last_check.last_check(winner, device=cpu, call_us=1.0, options=DEFAULTS)
+    except Wrong:
+        return True
+    return False
+
+
+class Planted:
+    """A backend that has one kernel."""
+
+    name, order = "planted", 1
+
+    def __init__(self, kernel: MixtureKernel) -> None:
+        self._kernel = kernel
+
+    def stamps(self, device: Device) -> dict[str, str]:
+        return {self.name: "1"}
+
+    def candidates(self, problem: Problem) -> Iterator[Candidate]:
+        yield Candidate(self.name)
+
+    def prepare(self, candidate: Candidate, problem: Problem) -> MixtureKernel:
+        return self._kernel
 
 
 def test_numbers_of_kind_integers_stay_whole_where_h_is_quantised() -> None:
