@@ -152,7 +152,7 @@ class FleetSync(Part):
         """Units without a verdict that are free here, worth most first: what a daemon would lease if it were alone."""
         facts: dict[str, Any] = {
             "now": us(now_s), "day": us(now_s) // DAY_US, "slack": CLOCK_SLACK_US, "stale": us(now_s) - STALE_US,
-            "mode": "eager", "only": None, "never": None, "again": False, "after": "", "look_at": limit,
+            "mode": "eager", "only": None, "never": None, "again": False, "family_last": "", "look_at": limit,
         }  # fmt: skip
         found = self._db.read(lambda conn: rank(conn, environment, facts))
         return [Unit(problem_of(row).with_m(row["unit_m"]), row["covers"], row["worth"]) for row in found]

@@ -58,7 +58,7 @@ waiting AS (
         AND (:only IS NULL OR d.problem_id IN (SELECT value FROM json_each(:only)))
         AND (:never IS NULL OR d.problem_id NOT IN (SELECT value FROM json_each(:never)))
     GROUP BY coalesce(b.first_id, d.problem_id)
-    ORDER BY family = :after, worth DESC, calls DESC, member
+    ORDER BY family = :family_last, worth DESC, calls DESC, member
     LIMIT :look_at + (SELECT count(*) FROM work WHERE environment_id = :environment)
 )
 SELECT {PROBLEM_COLUMNS}, r.unit_m, r.covers, r.calls, r.worth
@@ -69,7 +69,7 @@ LEFT JOIN work w ON w.problem_id = b.id AND w.environment_id = :environment
     AND w.covers = r.covers AND w.mode = :mode
 WHERE w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
     AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack))
-ORDER BY r.family = :after, r.worth DESC, r.calls DESC, r.member
+ORDER BY r.family = :family_last, r.worth DESC, r.calls DESC, r.member
 LIMIT :look_at
 """  # noqa: S608
 # Whether a unit still has a member without a verdict
@@ -162,14 +162,14 @@ class Leases(Part):
         hold_s: float,
         problems: Sequence[Problem] | None = None,
         again: bool = False,
-        after: str = "",
+        family_last: str = "",
         gate: Gate | None = None,
     ) -> Work | None:
         """Lease to owner the free unit worth most that was seen in this environment; None if there is none.
 
         problems: only units that hold one of these, which count as seen from now on.  hold_s: the lease lapses after
-        this time unless renewed.  again: also units that have a verdict.  after: a family that has had its share, so
-        that all others come first.  gate: the units that a fleet leaves to us; it does not apply to `problems`.
+        this time unless renewed.  again: also units that have a verdict.  family_last: a family whose units are leased
+        only where no other family has any.  gate: the units that a fleet leaves to us; it does not apply to `problems`.
         """
         only, never = (None, None) if gate is None else (gate.only, gate.never)
         self._abilities.settle(environment, us(now_s))
@@ -179,7 +179,7 @@ class Leases(Part):
         facts: dict[str, Any] = {
             "now": now_us, "day": now_us // DAY_US, "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US,
             "stale": now_us - STALE_US, "owner": owner, "mode": "eager", "only": only, "never": never,
-            "again": again, "after": after, "look_at": LOOK_AT,
+            "again": again, "family_last": family_last, "look_at": LOOK_AT,
         }  # fmt: skip
         for _ in range(TRIES):
             # Ranked on a snapshot, without the lock, for which programs would wait; `_claim` checks what has changed.

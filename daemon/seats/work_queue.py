@@ -37,7 +37,7 @@ ASKED: Final = ("asked",)
 FIRST: Final = ("reported", "conditions", *ASKED)  # reasons to race again that come before problems never tuned
 LAST: Final = ("drift",)  # reasons that come after them
 HOLD_S: Final = 60.0  # a lease that nobody renews is free again after so long
-FAIR_TURN: Final = 4
+TURN_OF_OTHERS: Final = 4  # of so many leases one prefers the families that have had less device time
 WANTED_S: Final = 60.0  # how often calls of engines' operators are looked for that no solution may serve
 INSTALLED_S: Final = 10.0  # how often it is asked which engines are installed: it reads all folders of packages
 SAMPLE_S: Final = 3600.0  # how often one old solution is raced again
@@ -99,20 +99,20 @@ class WorkQueue:
         """Lease the free work worth most that a worker of this environment can do.
 
         Solutions measured under other conditions come first, a sample of the old ones last.  Every fourth time the
-        family that took most of the time so far is skipped, so that many small problems of another are not starved.
+        family that took most of the time so far comes after all others, so that their small problems have a turn, too.
         """
         asked = self._request
         problems, again = (None, False) if asked is None else (asked.open(), asked.again)
         self._leases += 1
         had_most = max(self._spent_s, key=lambda family: self._spent_s[family], default="")
-        after = had_most if self._leases % FAIR_TURN == 0 else ""
+        family_last = had_most if self._leases % TURN_OF_OTHERS == 0 else ""
         first = ASKED if self._only_asked else FIRST
         work = self._again(environment, first, now_s) if self._recheck else None
         if work is None:
             gate = self._store.fleet.gate(environment, now_s=now_s) if asked is None else None
             work = self._store.leases.lease_next(
-                self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again, after=after,
-                gate=gate,
+                self._owner, environment, now_s=now_s, hold_s=HOLD_S, problems=problems, again=again,
+                family_last=family_last, gate=gate,
             )  # fmt: skip
             self._shared = work if asked is None else None
             if gate is not None and gate.only is not None:

@@ -84,8 +84,9 @@ inline Route* next_untold() noexcept {
 // An engine's operator (hooks/engine_operators.py) by its number from 1; 0: a product of torch's, or of our own operators.
 constexpr int kMostEngines = 15;
 
-// Which engines' calls a row may serve, a bit each by number: in the lower half those whose kernel has lost a race with it,
-// in the upper half those whose own kernel is as good, so that the call is served by running it.
+// How a row's races with the kernels of engines have ended, in two bits for each engine. Bit `number`: the engine's kernel
+// lost, so the row may serve calls of that engine's operator. Bit `number + 16`: the engine's kernel is as good as the row,
+// so such a call runs that kernel and counts as served.
 struct Engines {
   uint32_t bits = 0;
   bool lost(int number) const { return bits >> number & 1; }

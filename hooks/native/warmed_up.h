@@ -1,5 +1,5 @@
-// Which operators have run here, and at which problems: a library may compile at its first call with new sizes, and load what
-// it compiled, measure, or wait for the device, which no graph capture allows.
+// The operators of libraries that have run in this process, and the problems that they ran at. At its first call with new
+// sizes a library may compile, load what it compiled, measure, or wait for the device, and no graph capture allows that.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace gemmtuned {
 
-// A set of hashes without a lock. Where there is no room for another, an old one gives way: the operator that it stands for
-// serves no capture until it is called outside of one again, which each warm-up does.
+// A set of hashes without a lock. Where there is no room for another, an old one is overwritten: the operator that it stands
+// for serves no capture until it is called outside of one again, which each warm-up does.
 class WarmedUp {
  public:
   bool has(const Route& route, const Problem& p) const {
@@ -46,13 +46,15 @@ class WarmedUp {
 inline WarmedUp& g_warmed_up = *new WarmedUp;
 inline std::atomic<bool> g_captures_graphs{false};  // whether a product of this program was ever captured
 
-// Whether the route may serve this call: an operator serves a capture only where it has run outside of one.
+// Whether the route may serve this call: always outside of captures; an operator serves a capture only if it has run at this
+// problem outside of one.
 inline bool may_serve_capture(const Route& route, const Problem& p) {
   return C10_LIKELY(!(p.flags & GRAPH)) || !route.op || g_warmed_up.has(route, p);
 }
 
-// What serves a call outside of captures, the first at this problem with this table: `found`, or the operator that serves
-// captures of it and has not run yet, so that it has before the next one. Only in a program that captures graphs.
+// What the first call of a problem under a table runs. That is `found`, with one exception, in programs that capture graphs:
+// outside of a capture, if an operator would serve captures of this problem and has not run at it yet, this call runs that
+// operator, so that the next capture can have it (may_serve_capture).
 template <class LookUp>
 Found before_captures(const Problem& key, const Found& found, const LookUp& look_up) {
   if (key.flags & GRAPH || !g_captures_graphs.load(std::memory_order_relaxed)) return found;

@@ -301,8 +301,8 @@ def test_a_candidate_that_killed_workers_on_two_problems_is_poison_until_an_upgr
 def test_a_family_that_had_its_share_stands_back(store: Store, tmp_path: Path) -> None:
     batched = problem(n=256, family="batched", batch=4)
     store.sightings.add("r", NEW, [saw(batched, 1)], now_s=T)
-    assert store.leases.lease_next("a:1", NEW, now_s=T, hold_s=60, after="dense").problem == batched  # type: ignore[union-attr]
-    assert store.leases.lease_next("b:1", NEW, now_s=T, hold_s=60, after="dense").problem.family == "dense"  # type: ignore[union-attr]
+    assert store.leases.lease_next("a:1", NEW, now_s=T, hold_s=60, family_last="dense").problem == batched  # type: ignore[union-attr]
+    assert store.leases.lease_next("b:1", NEW, now_s=T, hold_s=60, family_last="dense").problem.family == "dense"  # type: ignore[union-attr]
 
 
 def test_a_database_from_before_gains_the_columns_and_keeps_its_rows(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_call_that_is_gone_is_noticed() -> None:
 def test_the_steps_are_numbered_and_at_most_thirty() -> None:
     assert [int(number) for number, *_ in STEPS] == list(range(1, len(STEPS) + 1))
     assert 20 <= len(STEPS) <= 30
-    assert [letter for letter, *_ in BESIDE] == list("abcdefgh")
+    assert [letter for letter, *_ in BESIDE] == list("abcdefghijk")
 
 
 @pytest.mark.parametrize("step", [*STEPS, *BESIDE], ids=[f"{number}-{name}" for number, name, *_ in [*STEPS, *BESIDE]])
