@@ -24,7 +24,7 @@ import torch
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, Environment, cpu_device
-from gemmtuned.daemon.child.outcome import WORTH_IT
+from gemmtuned.daemon.child.outcome import MIN_GAIN
 from gemmtuned.daemon.child.search import tune_modes
 from gemmtuned.daemon.protocol.wire import Trial
 from gemmtuned.kernels.backends import BACKENDS
@@ -63,7 +63,7 @@ def main() -> None:
 
     now = datetime.now(timezone.utc)
     false = sum(t["published"] for t in trials)
-    won_once = sum(t["first_low"] is not None and t["first_low"] > WORTH_IT for t in trials)
+    won_once = sum(t["first_low"] is not None and t["first_low"] > MIN_GAIN for t in trials)
     result = {
         "benchmark": "aa",
         "date": now.isoformat(timespec="seconds"),

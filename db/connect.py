@@ -167,18 +167,18 @@ class Connection:
                 self._handle.drop()
                 raise faults.store_error(err, self.path, waited_s=self.timeout_s) from err
 
-    def let_lie(self) -> None:
+    def close_between_uses(self) -> None:
         """Close between two uses in a user's program, so that it holds no descriptor, mapping or lock.
 
         If others write for longer than FORK_WAIT_S, the handle stays open this time.
         """
-        self.let_go()
+        self.close_before_fork()
         with self._thread:
             if self._handle.conn is None:
                 self.lock.close()
         _note_use()
 
-    def let_go(self) -> None:
+    def close_before_fork(self) -> None:
         """Before a fork: close, so that the child inherits nothing of SQLite's. The next use opens again.
 
         If other threads use the handle for longer than FORK_WAIT_S, it stays open and the child does without the
@@ -348,10 +348,10 @@ def _nothing() -> None:
     pass
 
 
-def let_go() -> None:
+def close_all_before_fork() -> None:
     """Before a fork: close every database, so that the child inherits none of SQLite's locks."""
     for one in list(_all) if _in_use else ():  # mostly none is, in a program that is not ours
-        one.let_go()
+        one.close_before_fork()
 
 
 def _note_use() -> None:
@@ -392,5 +392,5 @@ def _at_exit() -> None:
 _all: weakref.WeakSet[Connection] = weakref.WeakSet()
 _in_use = False  # whether one of them may be
 _process = own_process()  # that all of them are of
-os.register_at_fork(before=let_go, after_in_child=lambda: _mind_forks() if _in_use else None)
+os.register_at_fork(before=close_all_before_fork, after_in_child=lambda: _mind_forks() if _in_use else None)
 atexit.register(_at_exit)

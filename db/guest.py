@@ -19,9 +19,9 @@ class GuestStore:
         self._db = Connection(path, locks=locks, timeout_s=timeout_s, create=True, upgrade=False)
         self.sightings = Sightings(Rows(self._db))
 
-    def let_lie(self) -> None:
+    def close_between_uses(self) -> None:
         """Close the file, for a caller that uses it now and then; a later call opens it again."""
-        self._db.let_lie()
+        self._db.close_between_uses()
 
     def at_end(self) -> None:
         """What comes from now on is the last that this program writes."""

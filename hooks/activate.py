@@ -301,7 +301,7 @@ def _before_fork() -> None:
         paused.flushes = paused.hook.pause_flushes(paused)
     connect = sys.modules.get("gemmtuned.db.connect")
     if connect is not None:  # its own hook may have run before the flush was over
-        connect.let_go()
+        connect.close_all_before_fork()
 
 
 def _after_fork_in_parent() -> None:

@@ -158,7 +158,7 @@ class Background:
         """Keep the thread asleep until the fork is over, or end it; unless its turn takes longer than we wait."""
         native = self._sleeper.native()
         if self._is_to_end and native is not None:
-            native.let_go()
+            native.release_gate()
         if _WARNS_OF_THREADS and self._coming:
             self._see_it_come(timeout_s)
         if _WARNS_OF_THREADS and self._running and _is_the_only_other():

@@ -251,7 +251,7 @@ class Flusher:
             self.complaint, self._busy_since_s = "" if is_given else _LATE, 0.0
         finally:
             if self._store is not None:
-                self._at(self._store.let_lie)
+                self._at(self._store.close_between_uses)
 
     def _beat(self) -> Session:
         self._crowd.was_in_the_way()  # it is else asked with timed calls only, which may be rare

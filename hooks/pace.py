@@ -40,7 +40,7 @@ def in_slices(items: Iterable[Item], hurried: Callable[[], bool] = bool) -> Iter
             until = clock.monotonic() + SLICE_S
 
 
-def let_go(items: list[Item]) -> None:
+def free_in_slices(items: list[Item]) -> None:
     """Drop the items, of which nobody else may hold many: freeing them takes as long as making them."""
     for _ in in_slices(range(len(items))):
         items.pop()

@@ -23,7 +23,7 @@ from gemmtuned.hooks import ranks
 from gemmtuned.hooks.dispatch import Table, build_table
 from gemmtuned.hooks.imports import importing
 from gemmtuned.hooks.overrides import schema_of
-from gemmtuned.hooks.pace import in_slices, let_go
+from gemmtuned.hooks.pace import free_in_slices, in_slices
 from gemmtuned.hooks.watch import Loader
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Tables(_Late):
             self._load(native, table, in_slices(self._rows(native, table)))
         before = self.table.packed()
         self.table, self._newest, self.built_for = table, (generation, solutions), places
-        let_go(before)
+        free_in_slices(before)
         self.active_us = clock.now_ns() // 1000
         self._changed()
         what = "table active generation=%d rows=%d refused=%d"

@@ -18,7 +18,7 @@ from gemmtuned.daemon.protocol.options import SearchOptions
 from gemmtuned.kernels.backends.base import Kernel, Run
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.error import SURE, Error, Spread, limits, measure_error, quantised
+from gemmtuned.kernels.families.error import DEVIATIONS, Error, Spread, limits, measure_error, quantised
 from gemmtuned.kernels.families.operand import Inputs, Sample, negated
 from gemmtuned.kernels.torch_flags import deterministic
 
@@ -303,7 +303,7 @@ def roughly_apart(problem: Problem, stock: Tensor) -> float:
     Inputs are of about 1.  At least what the gate allows: what is beyond is no matter of rounding.
     """
     largest = float(stock.abs().max())
-    return _ROUGHLY * largest + SURE * quantised(problem) * max(largest, 3.0 * root_mean_square(stock))
+    return _ROUGHLY * largest + DEVIATIONS * quantised(problem) * max(largest, 3.0 * root_mean_square(stock))
 
 
 def apart_on_others(by_rms: float, stock: Tensor) -> float:

@@ -23,7 +23,7 @@ from gemmtuned.kernels.backends import complexity
 from gemmtuned.kernels.backends.base import Backend, Kernel, LaunchedBackend
 
 DEFAULT: Final = Candidate(DEFAULT_BACKEND)
-WORTH_IT: Final = DEFAULTS.min_gain
+MIN_GAIN: Final = DEFAULTS.min_gain
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Entrant:
 def preferred(winners: Sequence[Entrant]) -> Entrant:
     """The fastest; what is within 2 % of it is a tie, and goes to the simplest backend's fastest."""
     best = max(each.worst_gain for each in winners)
-    tied = [each for each in winners if each.worst_gain * WORTH_IT >= best]
+    tied = [each for each in winners if each.worst_gain * MIN_GAIN >= best]
     return min(tied, key=lambda each: (complexity(each.candidate.backend), -each.worst_gain))
 
 

@@ -75,7 +75,7 @@ class Races:
         """
         while True:
             try:
-                return self._fair(entrant, member, state, than)
+                return self._at_full_speed(entrant, member, state, than)
             except CandidateFailed:
                 raise
             except REFUSALS:
@@ -83,7 +83,7 @@ class Races:
                     raise
             self._arms.step_back()
 
-    def _fair(self, entrant: Entrant, member: Problem, state: str, than: Entrant | None) -> tuple[Race, str]:
+    def _at_full_speed(self, entrant: Entrant, member: Problem, state: str, than: Entrant | None) -> tuple[Race, str]:
         if not isinstance(self._clock, GraphClock):
             return self.undisturbed(lambda: self._one(entrant, member, state, than)), ""
         slowed: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ from gemmtuned.daemon.child.measure_cuda import GraphClock
 from gemmtuned.daemon.child.offers import Offers
 from gemmtuned.daemon.child.outcome import (
     DEFAULT,
-    WORTH_IT,
+    MIN_GAIN,
     Default,
     Entrant,
     Question,
@@ -67,7 +67,7 @@ from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.backends.base import AheadBackend, CompiledBackend, Kernel
 from gemmtuned.kernels.torch_flags import as_called
 
-SURE: Final = 1.10  # on a GPU a winner whose lower bound is less needs a third race; scaled with the gain asked for
+CLEAR_GAIN: Final = 1.10  # a smaller lower bound needs a third race on a GPU; scaled with the gain asked for
 
 _compilers = Compilers()  # its processes start when there is something to compile
 
@@ -281,7 +281,7 @@ class _Contest:
 
     def _wins_again(self, winner: Entrant) -> bool:
         for attempt, state in enumerate(self._races.states, 2):
-            if attempt == 3 and winner.gain_low >= SURE * self._options.min_gain / WORTH_IT:
+            if attempt == 3 and winner.gain_low >= CLEAR_GAIN * self._options.min_gain / MIN_GAIN:
                 break
             self._arms.move(attempt - 1)
             if not self._race(winner, attempt=attempt, state=state):

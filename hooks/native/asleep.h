@@ -21,7 +21,7 @@ using ThreadBody = void* (*)(void*);
 struct Interpreter {
   void* (*current)() = find<void* (*)()>("PyThreadState_GetUnchecked", "_PyThreadState_UncheckedGet");  // until 3.12
   void* (*of_this_thread)() = find<void* (*)()>("PyGILState_GetThisThreadState");
-  void* (*let_go)() = find<void* (*)()>("PyEval_SaveThread");
+  void* (*release)() = find<void* (*)()>("PyEval_SaveThread");
   void (*take)(void*) = find<void (*)(void*)>("PyEval_RestoreThread");
   bool tells_threads_apart = is_at_least(3, 12);  // before, `current` is of the thread that holds the lock, whichever
 
@@ -36,7 +36,7 @@ struct Interpreter {
   }
   // Whether this thread holds it. Until 3.11 not seen for threads of sub-interpreters.
   bool is_held() const {
-    if (!current || !of_this_thread || !let_go || !take) return false;
+    if (!current || !of_this_thread || !release || !take) return false;
     void* const thread = current();
     return thread && (tells_threads_apart || thread == of_this_thread());
   }
@@ -96,12 +96,12 @@ class Asleep {
   }
   // Whether that is so for the fork by Python that this thread is in.
   static bool is_held() { return t_python_forks > 0 && t_holds_gate; }
-  void let_go() {
+  void release_gate() {
     if (t_holds_gate) gate_.unlock();
     t_holds_gate = false;
   }
   void python_has_forked() {
-    if (t_python_forks > 0 && --t_python_forks == 0) let_go();
+    if (t_python_forks > 0 && --t_python_forks == 0) release_gate();
   }
 
   void before_fork() {
@@ -110,7 +110,7 @@ class Asleep {
     const auto wait = std::chrono::milliseconds(is_stuck_.load() ? 20 : 500);
     t_holds_gate = gate_.try_lock();
     if (!t_holds_gate && python_.is_held()) {
-      void* const thread = python_.let_go();
+      void* const thread = python_.release();
       t_holds_gate = gate_.try_lock_for(wait);
       python_.take(thread);
     } else if (!t_holds_gate) {
@@ -119,7 +119,7 @@ class Asleep {
     is_stuck_.store(!t_holds_gate);
   }
   void after_fork_in_parent() {
-    if (!t_fork_is_pythons) let_go();
+    if (!t_fork_is_pythons) release_gate();
   }
   void after_fork_in_child() {  // our thread, which may have held any of these, stayed in the parent
     new (&gate_) std::timed_mutex;

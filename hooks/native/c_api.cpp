@@ -275,7 +275,7 @@ void gt_op_ends(ProbationPage* page) noexcept {
   if (thread && thread->depth) --thread->depth;  // there was no memory for one when it began
   if (!page) return;
   page->going_on.fetch_sub(1, std::memory_order_relaxed);
-  HeldPage::let_go(page);
+  HeldPage::release(page);
 }
 
 void gt_graph_replayed(uint64_t capture, uint64_t times) noexcept {

@@ -224,12 +224,12 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   Route* route = found.route;
   std::exception_ptr failure;
   if (route && route->code != STOCK && !by_engine) {
-    const bool fair = !engine || found.engines.lost(engine);
+    const bool may_replace = !engine || found.engines.lost(engine);
     const bool failed = route->failed.load(std::memory_order_relaxed);
-    if (fair && !failed) fits = fits && accepts<Device>(*route, slots);
+    if (may_replace && !failed) fits = fits && accepts<Device>(*route, slots);
     if (!fits) cell->note_unserved(kUnfit);
-    else if (!fair) cell->note_unserved(engine);
-    if (fits && fair && !failed && may_serve_capture(*route, key)) {
+    else if (!may_replace) cell->note_unserved(engine);
+    if (fits && may_replace && !failed && may_serve_capture(*route, key)) {
       Tensor checked;
       try {
         const OnProbation going_on(*route, Device::on_host);

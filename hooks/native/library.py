@@ -68,7 +68,7 @@ SIGNATURES: Final = (
     ("gt_wake", None),
     ("gt_before_python_fork", None),
     ("gt_is_held", ctypes.c_int),
-    ("gt_let_go", None),
+    ("gt_release_gate", None),
     ("gt_watched", None, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
     ("gt_forked_us", ctypes.c_int64),
     ("gt_begin_soon", None),

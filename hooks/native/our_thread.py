@@ -59,9 +59,9 @@ class OurThread:
         """Whether our thread sleeps until the fork by Python that the calling thread is in is over."""
         return bool(self._lib.gt_is_held())
 
-    def let_go(self) -> None:
-        """Let it wake up before that."""
-        self._lib.gt_let_go()
+    def release_gate(self) -> None:
+        """Our thread may wake up before that fork is over."""
+        self._lib.gt_release_gate()
 
     @property
     def forked_us(self) -> int:

@@ -206,8 +206,8 @@ class HeldPage {
   HeldPage& operator=(const HeldPage&) = delete;
   ProbationPage* operator->() const { return page_; }
   explicit operator bool() const { return page_; }
-  ProbationPage* keep() { return std::exchange(page_, nullptr); }  // until let_go of it
-  static void let_go(ProbationPage*) { g_holders.fetch_sub(1); }
+  ProbationPage* keep() { return std::exchange(page_, nullptr); }  // until it is released
+  static void release(ProbationPage*) { g_holders.fetch_sub(1); }
 
  private:
   ProbationPage* page_ = nullptr;

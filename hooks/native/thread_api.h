@@ -52,8 +52,8 @@ void gt_before_python_fork() noexcept { g_asleep.python_forks(); }
 // Whether our thread sleeps until the fork by Python that this thread is in is over.
 int gt_is_held() noexcept { return Asleep::is_held(); }
 
-// Let it wake up nevertheless.
-void gt_let_go() noexcept { g_asleep.let_go(); }
+// It may wake up nevertheless.
+void gt_release_gate() noexcept { g_asleep.release_gate(); }
 
 // Our thread, which has ended for a fork by Python, begins again once the forking thread runs Python code: from 3.13 on
 // Python counts the threads of a parent after all its hooks of the fork, and warns of a second one.

@@ -16,12 +16,12 @@ the error that adding one product after the other may have, in any order chosen 
     backward error analysis for basic linear algebra kernels with random data", 42, 2020).  Hence
     r <= sqrt((K + 1) / 3) u, the bias included.  It is reached where one product outweighs all others and comes
     first; products of one size have half of it, 0.29 sqrt(K) u.
-    For m the same with max|s|, which by Levy's inequality is spread as max|y| is, times SURE: a sum of such errors is
-    beyond SURE of its standard deviations with a probability below 2 exp(-SURE^2 / 2) = 3e-8 (Hoeffding's inequality).
-    r over few results may be that far off its mean, too: the RMS of n normal numbers is beyond 1 + SURE / sqrt(n) with
-    less than half of that (Laurent and Massart, "Adaptive estimation of a quadratic functional", Ann. Statist. 28,
-    2000).  And a single y may be small by chance although its products are not: sizes are never taken to be below
-    those that they have in the mean.
+    For m the same with max|s|, which by Levy's inequality is spread as max|y| is, times DEVIATIONS: a sum of such
+    errors is beyond that many of its standard deviations with a probability below 2 exp(-DEVIATIONS^2 / 2) = 3e-8
+    (Hoeffding's inequality).  r over few results may be that far off its mean, too: the RMS of n normal numbers is
+    beyond 1 + DEVIATIONS / sqrt(n) with less than half of that probability (Laurent and Massart, "Adaptive estimation
+    of a quadratic functional", Ann. Statist. 28, 2000).  And a single y may be small by chance although its
+    products are not: sizes are never taken to be below those that they have in the mean.
 
 The last rounding, to the output's dtype, is added: RMS u / 2, at most u |y|.  For fp64 inputs the exact result consists
 of fp64 sums itself, so the variance doubles.  A product that is lost from randn has r = 1/sqrt(K), a thousand times
@@ -64,7 +64,7 @@ from gemmtuned.kernels.kernel import Kernel
 
 R_FACTOR: Final = 1.25
 M_FACTOR: Final = 2.0
-SURE: Final = 6.0  # how many standard deviations are allowed for chance
+DEVIATIONS: Final = 6.0  # how many standard deviations are allowed for chance
 # Largest r, whatever the default's is. bf16 outputs round by 1.7e-3; tf32 and bf16 are modes that round fp32 inputs.
 CAPS: Final = {
     "fp64": 1e-12, "fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 5e-3, "c128": 1e-12, "c64": 1e-5, "i32": 0.0,
@@ -118,7 +118,7 @@ def limits(problem: Problem, default: Error, results: Spread) -> Error:
     largest = max(results.largest, 3.0 * results.expected)
     coarse = quantised(problem)
     sums = math.hypot(adding * largest, coarse * max(results.largest, 3.0))
-    floor = Error(_floor(problem, results), SURE * sums + u_out * results.largest)
+    floor = Error(_floor(problem, results), DEVIATIONS * sums + u_out * results.largest)
     most = cap(problem, results)
     return Error(
         min(max(R_FACTOR * default.r, floor.r), most),
@@ -134,7 +134,7 @@ def cap(problem: Problem, results: Spread) -> float:
     usual = max(CAPS[cut], _floor(problem, results))
     if problem.family != "moe":
         return usual
-    chance = 1 + SURE / math.sqrt(results.count)
+    chance = 1 + DEVIATIONS / math.sqrt(results.count)
     fine = math.sqrt(roundings(problem)) * UNIT_ROUNDOFF[problem.out_dtype] / 2
     return max(usual, R_FACTOR * math.hypot(fine, quantised(problem)) * chance)
 
@@ -148,7 +148,7 @@ def _adding(problem: Problem) -> float:
 
 
 def _floor(problem: Problem, results: Spread) -> float:
-    chance = 1 + SURE / math.sqrt(results.count)
+    chance = 1 + DEVIATIONS / math.sqrt(results.count)
     added = math.hypot(_adding(problem) * results.expected, quantised(problem))
     return math.hypot(added * chance, UNIT_ROUNDOFF[problem.out_dtype] / 2)
 

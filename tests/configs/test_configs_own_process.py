@@ -78,7 +78,7 @@ def test_a_child_with_the_number_of_its_parent_has_its_own_counts_and_nothing_of
         store = Store(Path(sys.argv[1]) / "other.db", locks=Path(sys.argv[1]))
         is_open = lambda: any(one._handle.conn is not None for one in connect._all)
         assert is_open()
-        connect.let_go.__code__ = (lambda: None).__code__  # as if others used it at this moment
+        connect.close_all_before_fork.__code__ = (lambda: None).__code__  # as if others used it at this moment
 
         def child():
             connect._mind_forks()

@@ -224,7 +224,7 @@ def test_a_reader_that_stays_does_not_let_programs_fill_the_disk(
     guest.at_end()
     add(guest)
     reader.close()
-    guest.let_lie()
+    guest.close_between_uses()
     add(GuestStore(store.path, locks=tmp_path / "locks", timeout_s=1.0))
     assert calls(store) == written + 4
     assert not log.exists() or log.stat().st_size < 256 << 10
@@ -250,7 +250,7 @@ def test_what_a_program_counted_last_is_written_however_long_the_log_is_while_th
         with pytest.raises(StoreBusy, match="more than 0 MiB"):
             add(guest)
     reader.close()
-    guest.let_lie()
+    guest.close_between_uses()
 
     assert calls(store) == (3 if room else 2)
 
@@ -445,7 +445,7 @@ def test_a_guest_leaves_its_log_to_others_when_it_closes_last(tmp_path: Path) ->
     path = tmp_path / "tune.db"
     guest = GuestStore(path, locks=tmp_path / "locks", timeout_s=1.0)
     guest.sightings.beat(Session(host="h", pid=1, started_us=1, run="r", path="native", generation=0), now_s=1.0)
-    guest.let_lie()
+    guest.close_between_uses()
 
     assert path.with_name("tune.db-wal").stat().st_size > 0
     assert queries.ask(path, "SELECT count(*) AS n FROM session") == [{"n": 1}]

@@ -257,7 +257,7 @@ def test_a_members_file_of_then_makes_room_for_one_of_now(home: Path) -> None:
 
     store.close()
     assert taken == [sum(EXPECTED["demand"].values()), 0, 0]
-    GuestStore(members, locks=home / "ingest", timeout_s=1.0).let_lie()
+    GuestStore(members, locks=home / "ingest", timeout_s=1.0).close_between_uses()
 
 
 def test_a_program_of_now_reads_the_tables_of_then(home: Path) -> None:

@@ -53,14 +53,14 @@ def test_a_copy_that_is_moved_over_the_database_keeps_its_pages(tmp_path: Path, 
     for m in range(1, 9):
         add(store, 5, m)
         add(program, 5, m)
-        program.let_lie()
+        program.close_between_uses()
     assert Path(f"{store.path}-wal").stat().st_size > 0
     put_in_place(store, tmp_path)
 
     users: list[Store | GuestStore] = [program, store] if first == "a program" else [store, program]
     for user in users:
         add(user, 1)
-    program.let_lie()
+    program.close_between_uses()
 
     assert store.check() == []
     assert calls(store.path) == 102
@@ -103,13 +103,13 @@ def test_a_log_is_known_that_was_empty_when_it_was_opened(tmp_path: Path) -> Non
     store.checkpoint()
     store.close()
     program = GuestStore(store.path, locks=tmp_path / "locks", timeout_s=30)
-    program.let_lie()
+    program.close_between_uses()
     store.checkpoint()
     add(program, 5)
-    program.let_lie()
+    program.close_between_uses()
     put_in_place(store, tmp_path)
     add(program, 1)
-    program.let_lie()
+    program.close_between_uses()
     assert calls(store.path) == 101
     store.close()
 

@@ -98,8 +98,8 @@ CALLS: dict[str, list[tuple[str, str, str]]] = {
     "race": [
         ("daemon/child/search.py", "_Contest.run", "_race"),
         ("daemon/child/search.py", "_Contest._race", "_races.in_earnest"),
-        ("daemon/child/races.py", "Races.in_earnest", "_fair"),
-        ("daemon/child/races.py", "Races._fair", "_one"),
+        ("daemon/child/races.py", "Races.in_earnest", "_at_full_speed"),
+        ("daemon/child/races.py", "Races._at_full_speed", "_one"),
         ("daemon/child/races.py", "Races._one", "race"),
     ],
     "last_check": [

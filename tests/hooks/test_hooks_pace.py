@@ -23,7 +23,7 @@ from gemmtuned.configs.settings import UserTables
 from gemmtuned.configs.solution import Environment, cpu_device
 from gemmtuned.hooks.dispatch import build_table
 from gemmtuned.hooks.native.table_rows import PackedRows
-from gemmtuned.hooks.pace import in_slices, let_go
+from gemmtuned.hooks.pace import free_in_slices, in_slices
 from gemmtuned.hooks.routes import Routes
 from gemmtuned.hooks.user_tables import UserLoader, usable
 from gemmtuned.hooks.watch import Loader
@@ -179,6 +179,6 @@ def test_packed_solutions_come_back_as_they_were() -> None:
 
 def test_what_is_let_go_is_gone() -> None:
     items = [[n] for n in range(100)]
-    let_go(items)
+    free_in_slices(items)
 
     assert items == []

@@ -29,7 +29,7 @@ from gemmtuned.kernels.cuda import moe_compile, moe_decode, nvrtc
 from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.dtypes import UNIT_ROUNDOFF
 from gemmtuned.kernels.families import family_of
-from gemmtuned.kernels.families.error import CAPS, R_FACTOR, SURE, Error, Spread, limits, measure_error, roundings
+from gemmtuned.kernels.families.error import CAPS, DEVIATIONS, R_FACTOR, Error, Spread, limits, measure_error, roundings
 from gemmtuned.kernels.families.moe import MOE, MixtureKernel, how_of
 from gemmtuned.kernels.mixture import How, Operands
 
@@ -115,7 +115,7 @@ def test_the_cap_is_what_rounding_everywhere_gives(dtype: str, act: str) -> None
         found = measure_error(sample.of(inputs.run(MOE.default(problem))), exact)
         assert 0.7 * right < found.r < 1.1 * right  # 0.84 in the mean of 64, and up to a tenth off
         limit = limits(problem, Error(1.0, 1.0), Spread.of(exact, inputs["x"])).r
-        chance = 1 + SURE / math.sqrt(exact.numel())
+        chance = 1 + DEVIATIONS / math.sqrt(exact.numel())
         assert limit == pytest.approx(max(CAPS[dtype], R_FACTOR * right * chance))
         assert found.r < limit < 4 * found.r or dtype == "fp16"
 

@@ -19,7 +19,7 @@ from hooked import HERE, LINEAR, ForkServer, Home, publish, published, wait_for
 from once import once
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from gemmtuned.kernels.families.error import SURE
+from gemmtuned.kernels.families.error import DEVIATIONS
 
 RUN = f"import runpy; runpy.run_path({str(HERE / 'foreign_programs.py')!r}, run_name='__main__')"
 DEPTH = 8  # products one after the other in the deepest programs: forward and backward of two layers, derived twice
@@ -32,14 +32,14 @@ SOAK = 3  # turns: every route that takes a problem has had it
 def tolerance(coarsest: torch.dtype) -> float:
     """How far two right evaluations of a program may be apart, as a share of the largest value of a result.
 
-    One product of K terms is off by at most SURE sqrt((K + 1) / 3) u of what its values are in RMS, whatever the order
-    of the additions, and by u of the type that it is rounded to (the model is derived in kernels/families/error.py;
-    Connolly, Higham and Mary 2021).  Two evaluations are apart by twice that.  The next product hands an error on as
-    it hands on the values, so that the errors of products one after the other add up (Higham, "Accuracy and Stability
-    of Numerical Algorithms", 2002, section 3.5, to first order).
+    One product of K terms is off by at most DEVIATIONS sqrt((K + 1) / 3) u of what its values are in RMS, whatever the
+    order of the additions, and by u of the type that it is rounded to (the model is derived in
+    kernels/families/error.py; Connolly, Higham and Mary 2021).  Two evaluations are apart by twice that.  The next
+    product hands an error on as it hands on the values, so that the errors of products one after the other add up
+    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.5, to first order).
     """
     u_sum, u_out = torch.finfo(torch.float32).eps / 2, torch.finfo(coarsest).eps / 2
-    return 2 * DEPTH * (SURE * math.sqrt((K + 1) / 3) * u_sum + u_out)
+    return 2 * DEPTH * (DEVIATIONS * math.sqrt((K + 1) / 3) * u_sum + u_out)
 
 
 def difference(off: Any, on: Any, share: float) -> str:

@@ -389,8 +389,8 @@ MUTATIONS: Final = (
     M(
         "an engine's operator is served whatever its own kernel takes",
         "hooks/native/call.h",
-        "const bool fair = !engine || found.engines.lost(engine);",
-        "const bool fair = true;",
+        "const bool may_replace = !engine || found.engines.lost(engine);",
+        "const bool may_replace = true;",
         (
             "hooks/test_hooks_fake_engines.py::test_torchs_own_product_of_the_same_problem_is_served_where_the_engines_is_not",
         ),
