@@ -66,6 +66,7 @@ check: install
 	$(BIN)/python docs/prose.py
 	$(BIN)/codespell
 	$(BIN)/python tests/tools/sizes.py
+	$(BIN)/python tests/tools/mutations.py --check
 
 # wheel and sdist, looked at as PyPI would
 dist: install

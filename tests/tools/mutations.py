@@ -47,8 +47,16 @@ class Mutation:
             return f"{self.file} is not there"
         if text.count(self.old) != 1:
             return f"{self.file} has its text {text.count(self.old)} times"
-        missing = [test for test in self.tests if not (root / "tests" / test.partition("::")[0]).is_file()]
+        missing = [test for test in self.tests if not _is_there(root / "tests", test)]
         return f"{missing[0]} is not there" if missing else ""
+
+
+def _is_there(tests: Path, test: str) -> bool:
+    """Whether the file of FILE::NAME[PARAMETERS] is there, and defines the test where one is named."""
+    file, _, name = test.partition("::")
+    if not (tests / file).is_file():
+        return False
+    return not name or f"def {name.partition('[')[0].rpartition('::')[2]}(" in (tests / file).read_text()
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,8 @@ MUTATIONS: Final = (
     M(
         "a weight that was edited is served by its packed copy",
         "hooks/native/frozen.h",
-        "std::ranges::equal(stamp, stamp_of(w));",
-        "stamp.size() == stamp_of(w).size();",
+        "std::ranges::equal(fingerprint, fingerprint_of(w));",
+        "fingerprint.size() == fingerprint_of(w).size();",
         ("hooks/test_hooks_freeze.py::test_a_weight_that_changed_after_freezing_is_served_plain",),
     ),
     # ---- hooks, in C++
@@ -354,8 +354,8 @@ MUTATIONS: Final = (
     M(
         "a slot of tiles is filled again before it is read",
         "kernels/cuda/scaled_tiles_copies.cuh",
-        "wait_for(free + 8 * slot, phase);",
-        "if (i > mine.first) wait_for(free + 8 * slot, phase);",
+        "wait_for(free + 8 * slot, phase);\n      copy(i,",
+        "if (i > mine.first) wait_for(free + 8 * slot, phase);\n      copy(i,",
         ("kernels/test_kernels_cuda_scaled_tiles.py",),
     ),
     M(
