@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gemmtuned.configs.settings import Settings
     from gemmtuned.db.store import Store
 
+LONG_S: Final = 0.25  # of the last one: a disk that takes so long holds up the loop as much as thousands of solutions
 FEW: Final = 300  # solutions: their tables are written in some 30 ms, in the loop itself
 OWN_WAIT_S: Final = 5.0  # of the thread, for the database
 SWITCH_S: Final = 0.0005  # the loop waits so long for the interpreter at each call of SQLite, and not for 5 ms
@@ -43,7 +44,7 @@ class Publishing:
     def begin(self, now_s: float, *, here: bool = False) -> None:
         """Publish; here: in this thread, however long it takes. Raises as `publish` does, where it is done here."""
         generation = self._store.solutions.generation()
-        if here or self._store.solutions.count_live() <= FEW:
+        if here or (self._store.solutions.count_live() <= FEW and self.took_s < LONG_S):
             self._publish(self._store, generation, now_s)
         else:
             self._thread = threading.Thread(

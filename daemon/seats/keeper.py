@@ -102,9 +102,9 @@ class Keeper:
         self._failure = ""
 
     def hurry(self) -> None:
-        """Tell it to go, without waiting: whoever has several to end tells all of them first."""
-        if self.worker is not None:
-            self.worker.terminate()
+        """Tell it to go, without waiting: whoever has several to end tells all of them first. From any thread."""
+        if (worker := self.worker) is not None:
+            worker.terminate()
 
     def end(self) -> None:
         """End it and all it started."""

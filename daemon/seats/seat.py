@@ -76,6 +76,7 @@ class Seat:
         self._left_out = Told(monitor.id)
         self._published_s: float | None = None
         self._away = ""  # why the worker must leave the device now
+        self._sent_away = ""  # the same, where that was seen during a turn, in another thread
         self._forbidden = ""  # why the operator wants nothing tuned now
 
     def look(self, now_s: float, *, forbidden: str = "") -> None:
@@ -83,26 +84,40 @@ class Seat:
 
         forbidden: why the operator wants nothing tuned now.
         """
-        own = None
-        if self.worker is not None:
-            own = OwnUse(self.worker.pid, self.worker.memory_bytes, self.tuning, self._published_s)
-        self._view.look(now_s, own, self._job.meanwhile if self._job is not None and self._job.is_tuning else None)
+        self._view_device(now_s)
         self._listen(now_s)
         self._forbidden = forbidden = "" if self._always else forbidden
         if forbidden:
             self._asking.trouble = ""  # nothing is asked of the store now, so its last trouble may be over
         sits_here = self.in_use or self.worker is not None or self._job is not None
-        self._away = forbidden or (self._view.must_yield(now_s) if sits_here else "") or self.keeper.lost_lock(now_s)
+        wanted = (self._sent_away or self._view.must_yield(now_s)) if sits_here else ""
+        self._sent_away = ""
+        self._away = forbidden or wanted or self.keeper.lost_lock(now_s)
         if self._away:
             if self.in_use and not forbidden:
                 self._patience.gave_way(now_s)
             self.keeper.hurry()
 
+    def mind(self, now_s: float, *, leave: bool) -> None:
+        """As look, from another thread and for nothing but the worker's leave; leave: it must, whatever others do."""
+        if self.worker is None:
+            return
+        self._view_device(now_s)
+        self._sent_away = ("stopping" if leave else self._view.must_yield(now_s)) or self._sent_away
+        if self._sent_away:
+            self.keeper.hurry()
+
+    def _view_device(self, now_s: float) -> None:
+        own, worker, job = None, self.worker, self._job
+        if worker is not None:
+            own = OwnUse(worker.pid, worker.memory_bytes, self.tuning, self._published_s)
+        self._view.look(now_s, own, job.meanwhile if job is not None and job.is_tuning else None)
+
     def act(self, now_s: float) -> None:
         """Leave the device, or do one thing. Once after each look."""
         if self._away:
             self._vacate(self._away)
-        if not self._write(now_s) or self.keeper.is_stuck(now_s) or self._away:
+        if not self._write(now_s) or self.keeper.is_stuck(now_s) or self._away or self._sent_away:
             return
         self._keep_lease(now_s)
         self.keeper.retire(now_s, needed=self._job is not None)
@@ -161,23 +176,7 @@ class Seat:
 
     def notice(self) -> SeatNotice:
         """This seat's part of `daemon.json`, for `gemmtuned status`."""
-        idleness, job = self._view.idleness, self._job
-        state, reason = "waiting", idleness.reason
-        trouble = self.store_trouble or self.keeper.trouble
-        if trouble:
-            state, reason = "stuck", trouble
-        elif self.tuning:
-            state, reason = "tuning", ""
-        elif self._forbidden:
-            reason = self._forbidden
-        elif self.out_of_work and (self.in_use or idleness.state == "idle"):
-            state, reason = "ready", "nothing to tune"
-        elif self.keeper.taken:
-            reason = self.keeper.taken
-        elif self.in_use:
-            reason = "the worker is starting"
-        elif self._patience.fruitless > 1 and idleness.state == "idle":
-            reason = f"gave way {self._patience.fruitless} times in a row without a result: waits longer"
+        job, (state, reason) = self._job, _standing(self)
         return SeatNotice(
             id=self.monitor.id,
             name=self.monitor.name,
@@ -185,7 +184,7 @@ class Seat:
             state=state,
             reason=reason,
             others=self._view.others,
-            clear_s=round(idleness.clear_s, 2),
+            clear_s=round(self._view.idleness.clear_s, 2),
             problem=str(job.work.problem) if job else "",
             candidate=str(job.trying.candidate) if job and job.trying else "",
             worker_pid=self.worker.pid if self.worker else None,
@@ -292,3 +291,25 @@ class Seat:
             if self._job.put_off:
                 self._patience.put_off(now_s)
             self._job = None
+
+
+def _standing(seat: Seat) -> tuple[str, str]:
+    """(state, reason) as a SeatNotice has them."""
+    idleness = seat._view.idleness
+    state, reason = "waiting", idleness.reason
+    trouble = seat.store_trouble or seat.keeper.trouble
+    if trouble:
+        state, reason = "stuck", trouble
+    elif seat.tuning:
+        state, reason = "tuning", ""
+    elif seat._forbidden:
+        reason = seat._forbidden
+    elif seat.out_of_work and (seat.in_use or idleness.state == "idle"):
+        state, reason = "ready", "nothing to tune"
+    elif seat.keeper.taken:
+        reason = seat.keeper.taken
+    elif seat.in_use:
+        reason = "the worker is starting"
+    elif seat._patience.fruitless > 1 and idleness.state == "idle":
+        reason = f"gave way {seat._patience.fruitless} times in a row without a result: waits longer"
+    return state, reason

@@ -166,7 +166,8 @@ class Worker:
             self._socket.sendall(encode(order))
             self._socket.settimeout(None)  # with a timeout set, Python waits in spite of MSG_DONTWAIT
         except OSError as err:
-            raise self._post_mortem() from err
+            if not self._told_to_end:  # else it is no fault of the order
+                raise self._post_mortem() from err
 
     def poll(self) -> list[Message]:
         """The messages that have come since the last call, without waiting.

@@ -1,6 +1,6 @@
 """The loops around `Daemon.turn`: the service with its lock and signals, and tuning in the foreground.
 
-Signals only set a flag.  A daemon that is told to stop ends within two seconds, whatever its worker is doing.
+A daemon that is told to stop ends within two seconds, whatever its worker is doing, but where its disk takes long.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,10 +32,12 @@ from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.seats.seat import MAX_STARTS
 from gemmtuned.daemon.seats.worker import Deadlines, Tuner, Worker
 from gemmtuned.daemon.service.ahead import Ahead
+from gemmtuned.daemon.service.lookout import Lookout
 from gemmtuned.daemon.service.only_one import AnotherRuns, OnlyDaemon, only_daemon
 from gemmtuned.daemon.service.rules import Rules
 from gemmtuned.daemon.service.sd_notify import ServiceManager
 from gemmtuned.daemon.service.service import Daemon
+from gemmtuned.daemon.service.signals import Told, signals
 from gemmtuned.daemon.watch.server import Watch
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run_daemon(
     when nothing could be published for WAIT_S with nothing else to do; and WorkerFailed when no worker can be started.
     Without `once` another running daemon is reported and is no failure.
     """
-    with _signals() as told:
+    with signals() as told:
         try:
             manager = ServiceManager()
             with only_daemon(settings) as lock, _store(settings, told, manager) as store:
@@ -95,7 +95,9 @@ def run_daemon(
                 manager.ready("looking for an idle device")
                 _patiently(daemon.resume, told)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
-                return _loop(daemon, lock, told, _Listeners(settings, manager, metrics), once=once, wait_s=wait_s)
+                listeners = _Listeners(settings, manager, metrics)
+                with Lookout(daemon, told, lambda: listeners.alive(daemon)) as lookout:
+                    return _loop(daemon, lock, told, listeners, lookout, once=once, wait_s=wait_s)
         except AnotherRuns as err:
             if once:
                 raise TryLater(str(err)) from err
@@ -155,7 +157,7 @@ def tune_now(
     if make_worker is None:
         deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
         make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines, pieces=Pieces.of(settings))
-    with _signals() as told, _store(settings, told) as store:
+    with signals() as told, _store(settings, told) as store:
         began_s = time.time()
         daemon = Daemon(
             settings, store, monitors or find_monitors(), make_worker, now_s=began_s, request=request,
@@ -164,7 +166,8 @@ def tune_now(
         _patiently(daemon.resume, told, WAIT_S)
         _patiently(lambda now_s: store.resume.retry_now(wanted), told, WAIT_S)
         try:
-            states, others = _until_done(daemon, request, wanted, told, progress)
+            with Lookout(daemon, told) as lookout:
+                states, others = _until_done(daemon, request, wanted, told, lookout, progress)
         finally:
             daemon.stop(time.time())
             with contextlib.suppress(StoreError):  # the daemon shall not tune what an interrupt left untried
@@ -179,14 +182,22 @@ def tune_now(
 
 
 def _loop(
-    daemon: Daemon, lock: OnlyDaemon, told: _Told, listeners: _Listeners, *, once: bool, wait_s: float | None
+    daemon: Daemon,
+    lock: OnlyDaemon,
+    told: Told,
+    listeners: _Listeners,
+    lookout: Lookout,
+    *,
+    once: bool,
+    wait_s: float | None,
 ) -> int:
     code = 1
     try:
         while not told.code:
             now_s = time.time()
             lock.mind()
-            daemon.turn(now_s)
+            with lookout.turn():
+                daemon.turn(now_s)
             listeners.tell(daemon, now_s)
             if once:
                 if daemon.is_finished(now_s):
@@ -229,11 +240,16 @@ class _Listeners:
         notice, solved = daemon.last_notice, daemon.take_solved()
         if notice is None:
             return
-        self._manager.alive(time.monotonic(), f"{notice.state}: {notice.reason}" if notice.reason else notice.state)
+        self.alive(daemon)
         self._watch.tell(notice, used_today_s=daemon.rules.used_s(now_s))
         if self._metrics is not None:
             self._metrics.tell(notice, used_today_s=daemon.rules.used_s(now_s))
             self._metrics.solved(solved)
+
+    def alive(self, daemon: Daemon) -> None:
+        """The sign of life alone, from any thread."""
+        if (notice := daemon.last_notice) is not None:
+            self._manager.alive(time.monotonic(), f"{notice.state}: {notice.reason}" if notice.reason else notice.state)
 
     def stopping(self) -> None:
         self._manager.stopping()
@@ -244,7 +260,8 @@ def _until_done(
     daemon: Daemon,
     request: Request,
     wanted: list[Problem],
-    told: _Told,
+    told: Told,
+    lookout: Lookout,
     progress: Callable[[int, int, str], None] | None,
 ) -> tuple[dict[Problem, State], float]:
     """(state of each problem, the largest share of the device that others used while we did)."""
@@ -253,7 +270,8 @@ def _until_done(
     until_s = time.monotonic() + WAIT_S
     while not told.code:
         now_s = time.time()
-        daemon.turn(now_s)
+        with lookout.turn():
+            daemon.turn(now_s)
         _raise_if_hopeless(daemon)
         seat = daemon.seats[0]
         if not seat.store_trouble:
@@ -322,7 +340,7 @@ def _raise_if_hopeless(daemon: Daemon) -> None:
             )
 
 
-def _patiently(action: Callable[[float], object], told: _Told, wait_s: float = float("inf")) -> None:
+def _patiently(action: Callable[[float], object], told: Told, wait_s: float = float("inf")) -> None:
     """Call `action` until the store lets it succeed, or a signal comes; raises its StoreError after wait_s."""
     until_s = time.monotonic() + wait_s
     said = ""
@@ -339,44 +357,8 @@ def _patiently(action: Callable[[float], object], told: _Told, wait_s: float = f
         told.wait(1.0, [])
 
 
-class _Told:
-    """What signals have asked for. `code` is the exit code to end with, 0 while there was none."""
-
-    def __init__(self, wake_fd: int) -> None:
-        self.code = 0
-        self._wake_fd = wake_fd
-
-    def handle(self, number: int, frame: object) -> None:
-        self.code = self.code or 128 + number
-
-    def wait(self, seconds: float, sockets: list[int]) -> None:
-        """Wait until a worker sends a message, a signal comes, or the time is over."""
-        if not self.code:
-            ready, _, _ = select.select([self._wake_fd, *sockets], [], [], seconds)
-            if self._wake_fd in ready:
-                os.read(self._wake_fd, 512)
-
-
 @contextlib.contextmanager
-def _signals() -> Iterator[_Told]:
-    """While it lasts SIGTERM, SIGINT and SIGHUP set a flag and wake the loop; then the former handlers are restored."""
-    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    told = _Told(read_fd)
-    closed = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup has it ignored
-    before = [(number, signal.signal(number, told.handle)) for number in (signal.SIGTERM, signal.SIGINT, *closed)]
-    fd_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    try:
-        yield told
-    finally:
-        signal.set_wakeup_fd(fd_before)
-        for number, handler in before:
-            signal.signal(number, handler)
-        os.close(read_fd)
-        os.close(write_fd)
-
-
-@contextlib.contextmanager
-def _store(settings: Settings, told: _Told, manager: ServiceManager | None = None) -> Iterator[Store]:
+def _store(settings: Settings, told: Told, manager: ServiceManager | None = None) -> Iterator[Store]:
     from gemmtuned.db.store import Store
 
     def beat() -> None:

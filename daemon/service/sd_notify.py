@@ -52,5 +52,6 @@ class ServiceManager:
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
         ):
+            sock.setblocking(False)  # one who does not read must not hold us up
             sock.connect(address)
             sock.send(text.replace("\n\n", "\n").encode(errors="replace")[:4096])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -89,6 +90,7 @@ class Daemon:
             )
             for monitor in monitors
         ]
+        self._looking = threading.Lock()  # held by whoever looks at devices
         self._ahead = ahead
         self._recheck = recheck
         self._turned_s = now_s
@@ -145,11 +147,12 @@ class Daemon:
             self.last_used_s += now_s - since_s
             self.upkeep.trouble_since_s += now_s - since_s
         solved: list[Solved] = []
-        for seat in self.seats:
-            if seat.tuning:
-                self.rules.spend(now_s, passed_s)
-                self._keep_rules()
-            seat.look(now_s, forbidden=forbidden)
+        with self._looking:
+            for seat in self.seats:
+                if seat.tuning:
+                    self.rules.spend(now_s, passed_s)
+                    self._keep_rules()
+                seat.look(now_s, forbidden=forbidden)
         for seat in self.seats:  # all workers that must leave have been told, so they end at the same time
             seat.act(now_s)
             if seat.in_use:
@@ -166,6 +169,23 @@ class Daemon:
         self._telling.tell(now_s, self.seats, self.upkeep, solved=self.solved, forbidden=forbidden)
         if not self._quiet:
             self._remaining.turn(now_s, passed_s, self.seats, self.solved)
+
+    def mind(self, now_s: float, *, leave: bool) -> None:
+        """From another thread, while a turn is held up by a disk: end workers whose device others want, or, leave: all.
+
+        The next turn gives their leases back.
+        """
+        if self._looking.acquire(blocking=False):  # else the turn is at that itself
+            try:
+                for seat in self.seats:
+                    seat.mind(now_s, leave=leave)
+            finally:
+                self._looking.release()
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any device has a worker now."""
+        return any(seat.worker is not None for seat in self.seats)
 
     def take_solved(self) -> list[Solved]:
         """The verdicts since the last call."""

@@ -142,3 +142,25 @@ def test_problems_of_a_device_whose_worker_has_not_spoken_are_not_said_to_be_for
     upkeep.publishing.wait()
     store.close()
     assert ("not ours to tune" in caplog.text) == spoken and bool(upkeep.elsewhere) == spoken
+
+
+def test_after_a_slow_publication_the_loop_does_not_make_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes long for an fsync, and few solutions."""
+    threads = []
+
+    def publishes(*args: object, **options: object) -> None:
+        threads.append(threading.current_thread())
+        time.sleep(0.3 if len(threads) == 1 else 0.0)
+
+    monkeypatch.setattr(publishing, "publish", publishes)
+    store = open_store(tmp_path)
+    beside = publishing.Publishing(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}))
+    for _ in range(3):
+        beside.begin(1000.0)
+        beside.wait()
+        assert beside.result() == store.solutions.generation()
+    main = threading.main_thread()
+    assert [thread is main for thread in threads] == [True, False, True], "the second one was quick"
+    store.close()

@@ -375,6 +375,24 @@ def test_stopping_gives_everything_back(world: World) -> None:
     assert world.left() == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_worker_that_was_sent_away_during_a_turn_is_gone_after_it(world: World, leave: bool) -> None:
+    """Others may have left again by the next look: the worker was told to end, so its lease is given back."""
+    world.see(problem())
+    world.life.trial_s = 10.0
+    world.run(60, until=lambda: bool(world.life.orders))
+    now_s = world.clock.pass_s(0.3)
+    world.monitor.others = lambda at_s: 0.0 if leave else 1.0
+    world.daemon.mind(now_s, leave=leave)
+    assert world.life.ends == ["told"]
+    world.monitor.others = lambda at_s: 0.0
+    world.daemon.turn(world.clock.pass_s(0.1))
+    assert not world.life.alive and world.left() == (1, 0, 0, 0)
+    world.life.trial_s = 0.2
+    world.run(60, until=lambda: problem() in world.solved())
+    assert len(world.life.orders) == 2 and world.solved() == {problem()}
+
+
 def a_day(world: World, hours: float) -> None:
     """Others come and go, programs show new problems, backends crash and hang, all at random."""
     rng = random.Random(11)

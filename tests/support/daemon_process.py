@@ -1,5 +1,5 @@
 """A real daemon process on an idle device with the planted search, by path: HOME [--once] [--wait-s S] [--busy]
-[--cpus N,N --locks FOLDER] [--own-search] [--hello-s S].
+[--busy-file PATH] [--cpus N,N --locks FOLDER] [--own-search] [--hello-s S].
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--wait-s", type=float)
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--busy-file", help="others use the device while this file is there")
     parser.add_argument("--cpus", default="", help="what its monitor says that the device is; none are locked")
     parser.add_argument("--locks", default="/nonexistent")
     parser.add_argument("--own-search", action="store_true", help="the real one, with all backends there are")
@@ -38,7 +39,8 @@ def main() -> int:
     settings = Settings.from_env(
         {"GEMMTUNED_HOME": args.home, "GEMMTUNED_IDLE_S": "0", "GEMMTUNED_DEVICE_LOCKS": args.locks}
     )
-    monitor = FakeMonitor(lambda now_s: 1.0 if args.busy else 0.0)
+    in_use = Path(args.busy_file) if args.busy_file else None
+    monitor = FakeMonitor(lambda now_s: float(args.busy or (in_use is not None and in_use.exists())))
     monitor.cpus = tuple(map(int, filter(None, args.cpus.split(","))))
     monitor.read(time.time())  # so that the first turn knows the device
     deadlines, search = Deadlines(hello_s=args.hello_s), "" if args.own_search else SEARCH

@@ -1,0 +1,59 @@
+"""A second look at devices and signals, from a thread of its own, while a turn of the daemon's loop is held up.
+
+A disk may take a second for each fsync, and to store a verdict and publish it takes up to nine of them.  Python and
+SQLite let other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from gemmtuned.daemon.service.signals import Told
+
+if TYPE_CHECKING:
+    from gemmtuned.daemon.service.service import Daemon
+
+HELD_UP_S: Final = 0.15  # turns take milliseconds
+EACH_S: Final = 0.1
+AT_REST_S: Final = 1.0  # without a worker that others could want to leave
+HANGS_S: Final = 60.0  # then it is not said any more that the daemon is well
+
+
+class Lookout:
+    """Minds the turns of one daemon, as a context. alive: called meanwhile, for those who want signs of life."""
+
+    def __init__(self, daemon: Daemon, told: Told, alive: Callable[[], object] = lambda: None) -> None:
+        self._daemon, self._told, self._alive = daemon, told, alive
+        self._since_s: float | None = None  # when the turn began that is being done, monotonic
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gemmtuned-lookout", daemon=True)
+
+    def __enter__(self) -> Lookout:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """One turn, which is minded."""
+        self._since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since_s = None
+
+    def _run(self) -> None:
+        while not self._over.wait(EACH_S if self._daemon.has_workers else AT_REST_S):
+            since_s = self._since_s
+            held_up_s = 0.0 if since_s is None else time.monotonic() - since_s
+            if held_up_s > HELD_UP_S:
+                self._daemon.mind(time.time(), leave=self._told.has_come)
+                if held_up_s < HANGS_S:
+                    self._alive()
