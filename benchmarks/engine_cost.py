@@ -2,7 +2,7 @@
 
 Two servers differ in speed by more than what is sought, so that both sides are the same process here.  A round asks the
 same of each arm twice, the second time in the opposite order (on, off, off again, off again, off, on), so that what
-changes steadily falls out of the round's ratio; from round to round the arms change places.  "off again" is the
+changes steadily falls out of the round's ratio; from round to round the arms change their order.  "off again" is the
 control: off in the same way as "off", and compared with it as "on" is.
 """
 
@@ -22,9 +22,9 @@ PROC = Path("/proc")
 
 def turns(arms: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
     """(round, arm) in the order in which they are asked."""
-    places = list(itertools.permutations(arms))
+    orders = list(itertools.permutations(arms))
     for number in range(rounds):
-        order = places[number % len(places)]
+        order = orders[number % len(orders)]
         yield from ((number, arm) for arm in (*order, *reversed(order)))
 
 

@@ -88,7 +88,7 @@ class Host:
     def __init__(self, fleet: Fleet, number: int, wanted: list[str]) -> None:
         self.fleet, self.name = fleet, f"host-{number:08x}"
         self.open = dict.fromkeys(wanted)  # worth most first
-        self.rank = {unit: place for place, unit in enumerate(wanted)}
+        self.rank = {unit: position for position, unit in enumerate(wanted)}
         self.ours: dict[str, str] = {}  # claimed: name of the claim
         self.to_search: list[tuple[int, str]] = []
         self.to_check: list[tuple[int, str]] = []

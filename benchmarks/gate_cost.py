@@ -125,7 +125,7 @@ def odds() -> list[dict[str, Any]]:
     from gemmtuned.kernels.torch_flags import as_called
 
     class Now:
-        """A backend of one kernel, wrong in one place in one of `count` calls."""
+        """A backend of one kernel, wrong in one element in one of `count` calls."""
 
         name = "planted"
 

@@ -239,13 +239,13 @@ def measure(name: str, layer: Experts, operands: Any, tokens: int, bandwidth: fl
         """One launch after the other, from a fair beginning: 2 x n and not n x n."""
         chosen = [choices[0][0], choices[1][0]]
         at = math.inf
-        for place in (0, 1):
-            for choice in choices[place]:
+        for stage in (0, 1):
+            for choice in choices[stage]:
                 both = [*chosen]
-                both[place] = choice
-                if not place and kind == "usual":  # whose tokens are dealt out once for both
+                both[stage] = choice
+                if not stage and kind == "usual":  # whose tokens are dealt out once for both
                     both = [choice, choice]
-                if place and kind == "usual" and both[0][0] != both[1][0]:
+                if stage and kind == "usual" and both[0][0] != both[1][0]:
                     continue
                 try:
                     call = build(*both)

@@ -34,8 +34,8 @@ _TRAP, _TRAP_OPERANDS = inline_ptx("=r same, r number", "trap; mov.u32 $same, $n
 
 
 @triton.jit
-def fill(place, offset, value, COUNT: tl.constexpr):
-    tl.store(place + offset + tl.arange(0, COUNT), value)
+def fill(to, offset, value, COUNT: tl.constexpr):
+    tl.store(to + offset + tl.arange(0, COUNT), value)
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def spoil_each(counter, y, EVERY: tl.constexpr):
 
 
 @triton.jit
-def trap(place):
+def trap(to):
     tl.inline_asm_elementwise(_TRAP, _TRAP_OPERANDS, [tl.arange(0, 32)], tl.int32, is_pure=False, pack=1)
 
 

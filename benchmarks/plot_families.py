@@ -64,11 +64,13 @@ def draw(title: str, found: list[dict[str, Any]], out: Path) -> None:
         mine = [row for row in found if row["kind"] == kind]
         at = sorted({row["m"] for row in mine})
         gains = [[gain(row) for row in mine if row["m"] == m] for m in at]
-        places = [ms.index(m) + 0.05 * (index - len(KINDS) / 2) for m in at]
+        positions = [ms.index(m) + 0.05 * (index - len(KINDS) / 2) for m in at]
         means = [statistics.geometric_mean(some) for some in gains]
         colour = pyplot.get_cmap("tab10")(index)
-        left.plot(places, means, "o-", color=colour, markersize=4, label=name)
-        left.vlines(places, [min(some) for some in gains], [max(some) for some in gains], color=colour, linewidth=0.8)
+        left.plot(positions, means, "o-", color=colour, markersize=4, label=name)
+        left.vlines(
+            positions, [min(some) for some in gains], [max(some) for some in gains], color=colour, linewidth=0.8
+        )
         ours = [row for row in mine if row["published"] and row["m"] <= MOST_OF_FLOOR]
         right.scatter(
             [row["floor_us"] for row in ours], [row["published_us"] for row in ours], s=9, color=colour, label=name

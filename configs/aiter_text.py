@@ -28,7 +28,7 @@ class Bad(Exception):
 
 
 def check_characters(line: str) -> None:
-    """Raise Bad, with the place, for a character that no text has."""
+    """Raise Bad, with its position, for a character that no text has."""
     for position, character in enumerate(line.rstrip("\r\n")):
         if not character.isprintable() and character != "\t":
             raise Bad(f"character {position + 1}: {character!r}, expected text")

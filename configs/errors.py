@@ -16,7 +16,7 @@
     |   +-- PieceFailed            1    a piece of another package ended it, which is left out from now on
     +-- TryLater                   75   nothing is wrong: no idle device, or another daemon is at work
 
-A message names the thing, the place and the way out.  The command line prints it on one line and ends with
+A message names the thing, where it is and the way out.  The command line prints it on one line and ends with
 `exit_code`; a traceback therefore always means a bug.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-PLACE_BYTES: Final = 64  # one thread's, of which the first 8 count
+LINE_BYTES: Final = 64  # a cache line for each thread, whose counter is the first 8 bytes of it
 SIZE_BYTES: Final = 4096
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  a folder of our own in it, which nobody else may write
 

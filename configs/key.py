@@ -18,7 +18,7 @@ from gemmtuned.configs.unpatched import builtins
 __builtins__ = builtins
 
 MAX_BYTES: Final = 48
-PLACES: Final = ("cpu", "cuda")  # index = device type
+DEVICE_TYPES: Final = ("cpu", "cuda")  # at the number that the key has for each
 FLAGS: Final = {"BIAS": 1, "DETERMINISTIC": 2, "GRAPH": 4, "PACKED": 8, "SHUFFLED": 16, "BATCH_INVARIANT": 32}
 ACTS: Final = (
     "", *(f"{name}{gated}{weighted}" for name in ("silu", "gelu", "relu", "swiglu") for gated in ("", "_gated")
@@ -92,7 +92,7 @@ def _family_of(code: int) -> str:
 
 
 def values_of(problem: Problem, *, covers: str = "exact", graph: bool = False, place: str = "cpu") -> dict[str, int]:
-    """The members of a problem's key by name. Raises ProblemError for what has no place in it."""
+    """The members of a problem's key by name. Raises ProblemError for what it cannot hold."""
     kind, _, index = place.partition(":")
     flags = {
         "BIAS": problem.bias, "DETERMINISTIC": problem.deterministic, "GRAPH": graph,
@@ -106,7 +106,7 @@ def values_of(problem: Problem, *, covers: str = "exact", graph: bool = False, p
             "dtype": DTYPES[problem.dtype], "wdtype": DTYPES[problem.wdtype], "out_dtype": DTYPES[problem.out_dtype],
             "layout": LAYOUTS.index(problem.layout), "math": MATH_MODES.index(problem.math_mode),
             "flags": sum(FLAGS[name] for name, on in flags.items() if on), "covers": COVERS.index(covers),
-            "device_type": PLACES.index(kind), "device_index": int(index or 0),
+            "device_type": DEVICE_TYPES.index(kind), "device_index": int(index or 0),
             "scale": SCALES.index(problem.scale), "wscale": SCALES.index(problem.wscale),
             "scale_dtype": DTYPES[problem.scale_dtype], "wscale_dtype": DTYPES[problem.wscale_dtype],
             "scale_layout": SCALE_LAYOUTS.index(problem.scale_layout),
@@ -114,7 +114,7 @@ def values_of(problem: Problem, *, covers: str = "exact", graph: bool = False, p
             "topk": problem.topk or 0, "act": ACTS.index(problem.act or ""), "packing": PACKINGS.index(problem.packing),
         }  # fmt: skip
     except ValueError as err:
-        raise ProblemError(f"{problem}: {err}, the native table has no place for it") from err
+        raise ProblemError(f"{problem}: {err}, the native table cannot hold it") from err
     for side in ("", "w"):  # an operand without scales has no dtype of them
         if not values[f"{side}scale"]:
             values[f"{side}scale_dtype"] = 0

@@ -4,7 +4,7 @@
     configs/<family>-<device>-<hash>.jsonl   one solution a row
     configs/bin/<sha256>                     compiled kernels that rows name
 
-This is the one place where data becomes code, so a reader trusts a file only if it and its folder belong to root, to
+Here alone data becomes code, so a reader trusts a file only if it and its folder belong to root, to
 the reader's own user or to the one in GEMMTUNED_TRUST, if nobody else may write them, and if its hash is in the
 manifest.  Table files are named by their content and never edited; the manifest is replaced last, by rename, so that a
 reader sees either the old tables or the new ones.

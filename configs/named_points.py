@@ -22,11 +22,11 @@ def _one_by_one(group: str) -> tuple[list[EntryPoint], dict[str, str]]:
     broken: dict[str, str] = {}
     for package in distributions():
         try:
-            name = _name_of(package) or _place(package)
+            name = _name_of(package) or _path_of(package)
             if name not in found:  # the first on the path is the one that is imported
                 found[name] = [point for point in package.entry_points if point.group == group]
         except Exception as err:  # noqa: PERF203  whatever others have written there
-            broken[_place(package)] = f"{type(err).__name__}: {err}"
+            broken[_path_of(package)] = f"{type(err).__name__}: {err}"
     return [point for points in found.values() for point in points], broken
 
 
@@ -40,8 +40,8 @@ def _name_of(package: Distribution) -> str:
         name = package.name
     except Exception:  # no metadata, or no text: who reads entry points need not care
         name = ""
-    return name or Path(_place(package)).name.partition("-")[0]
+    return name or Path(_path_of(package)).name.partition("-")[0]
 
 
-def _place(package: Distribution) -> str:
+def _path_of(package: Distribution) -> str:
     return str(getattr(package, "_path", None) or package)

@@ -360,8 +360,8 @@ def _program() -> str:
 
 def _shared_locks() -> Path:
     """A folder to which every user of the machine may add files, the same for all."""
-    places = [Path("/run/lock/gemmtuned"), Path("/run/lock"), Path("/tmp")]  # noqa: S108  only ever locked, its content is shown and not believed
-    return next((p for p in places if p.is_dir() and p.stat().st_mode & 0o1777 == 0o1777), places[-1])
+    folders = [Path("/run/lock/gemmtuned"), Path("/run/lock"), Path("/tmp")]  # noqa: S108  only ever locked, its content is shown and not believed
+    return next((p for p in folders if p.is_dir() and p.stat().st_mode & 0o1777 == 0o1777), folders[-1])
 
 
 def _default_home(env: Mapping[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""The connection to the database: the one place that guards all reads and writes.
+"""The connection to the database, which guards all reads and writes.
 
 It guards against faults that have all been seen: a connection used across a fork, a database deleted or replaced under
 its writers (SQLite goes on writing into the unlinked file), a corrupt file, a full disk, a write that overlaps a

@@ -131,7 +131,7 @@ def folder_of_salvage(path: Path) -> Path:
 
 
 def salvage_is_finished(path: Path) -> bool:
-    """Whether a salvage was killed at its last step: what it built waits for its place. Asked at every opening."""
+    """Whether a salvage was killed at its last step: what it built waits to be renamed. Asked at every opening."""
     try:
         os.stat(f"{path.parent}/{SALVAGE}{path.name}/new.db")
     except OSError:

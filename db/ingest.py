@@ -183,7 +183,7 @@ class Ingest(Part):
                 return calls, True
             progress.look_back(now_us)
             since_us = min(progress.since_us, now_us - OVERLAP_US)
-            part, after = progress.place(file.parts)
+            part, after = progress.resumes_at(file.parts)
             while not (found := file.sightings(part, since_us, after, AT_ONCE)) and part + 1 < file.parts:
                 part, after = part + 1, FIRST
             page = [(marked(row, part), names.of(row)) for row in found if is_valid(row, now_us)]

@@ -45,7 +45,7 @@ class Progress:
         self.since_us = min(self.seen_us, self.began_us, now_us) - OVERLAP_US
         self.began_us, self.after = now_us, ""
 
-    def place(self, parts: int) -> tuple[int, tuple[Any, ...]]:
+    def resumes_at(self, parts: int) -> tuple[int, tuple[Any, ...]]:
         """(part, key) after which this pass goes on; at its start again when the file was brought up to date since."""
         after = json.loads(self.after) if self.after else [0]
         return (after[1], tuple(after[2:])) if after[0] == parts else (0, FIRST)

@@ -116,7 +116,9 @@ class RollUp(Part):
             return self._rows.write(lambda conn: _in_pieces(lambda: _bring_over(conn, now_hour)))
         # row by row: all the hours of a store that was not rolled up for months are not looked up for each of them
         old = self._db.read(
-            lambda conn: next((hour for (hour,) in conn.execute(HOURS) if _place(hour, now_hour) is not None), None)
+            lambda conn: next(
+                (hour for (hour,) in conn.execute(HOURS) if _first_hour(hour, now_hour) is not None), None
+            )
         )
         if old is None:
             return False
@@ -162,8 +164,8 @@ def _merge(conn: sqlite3.Connection, found: list[Row], now_hour: int) -> None:
     """Add these to the rows of the time that they belong to now."""
     sums: dict[tuple[int, int, int, int, str, int], tuple[int, int]] = {}
     for problem, environment, run, hour, outcome, graph, calls, seen_us in found:
-        place = _place(hour, now_hour)
-        key = (problem, environment, run, hour if place is None else place, outcome, graph)
+        first_hour = _first_hour(hour, now_hour)
+        key = (problem, environment, run, hour if first_hour is None else first_hour, outcome, graph)
         had = sums.get(key, (0, 0))
         sums[key] = (had[0] + calls, max(had[1], seen_us))
     conn.executemany(_MERGE, [(*key, *values) for key, values in sums.items()])
@@ -176,7 +178,7 @@ def hours_of(hour: int, now_hour: int) -> int:
     return 24 if hour % 24 == 0 and hour + 24 <= now_hour - KEEP_HOURS else 1
 
 
-def _place(hour: int, now_hour: int) -> int | None:
+def _first_hour(hour: int, now_hour: int) -> int | None:
     """The first hour of the day or block that a row of this hour belongs to now; None: it stays as it is."""
     block = hour // BLOCK_HOURS * BLOCK_HOURS
     if block + BLOCK_HOURS <= now_hour - KEEP_DAYS * 24:

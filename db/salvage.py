@@ -134,7 +134,7 @@ def _kinds(new: sqlite3.Connection, table: str, columns: list[str]) -> list[tupl
 
 
 def _fitted(entry: tuple[Any, ...], kinds: list[tuple[str, bool]]) -> tuple[Any, ...] | None:
-    """The row with what is empty in each place whose value is of another type; None where nothing is.
+    """The row, with what is empty for each value that is not of its column's type; None where there is none such.
 
     One byte that says of which type a value is would else cost all that refers to the row: a device, all its counts.
     """
@@ -254,7 +254,7 @@ def _mend_header(work: Path) -> None:
 
 
 def _mend_schema(work: Path) -> None:
-    """Put back the pages that list the tables: they lie in the same place in every database we make."""
+    """Put back the pages that list the tables: they have the same numbers in every database we make."""
     pages = _template(work)
     _lengthen(work)
     for page, data in pages.items():

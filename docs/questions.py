@@ -137,18 +137,18 @@ file `disabled` in the home, which running programs notice within a second.
 
 def give(home: Path) -> None:
     """Write a verdict for all that was called, as a search would, and publish."""
-    place = environment(cpu_device())
+    here = environment(cpu_device())
     store = Store(home / "tune.db", locks=home / "locks")
     for problem in known_problems(queries.seen(store.path)):
         best = problem.n == LAST
         backend = "torch" if best else "onednn"
         us = 10.0 + problem.n * problem.k / 40_000  # of torch's kernel
         solution = Solution(
-            problem=problem, device=place.device.key, mode="eager", covers="exact", backend=backend, config="{}",
-            stamp=place.stamps[backend], us=us if best else us / 2, baseline_us=us, gain_low=1.0 if best else 1.9,
+            problem=problem, device=here.device.key, mode="eager", covers="exact", backend=backend, config="{}",
+            stamp=here.stamps[backend], us=us if best else us / 2, baseline_us=us, gain_low=1.0 if best else 1.9,
             err=1e-6, baseline_err=1e-6, state="default_best" if best else "published",
         )  # fmt: skip
-        store.solutions.install(None, [solution], environment=place, now_s=time.time())
+        store.solutions.install(None, [solution], environment=here, now_s=time.time())
     publish(store, home / "configs", home / "locks", now_s=time.time())
     store.close()
 

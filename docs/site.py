@@ -43,7 +43,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")
 
 
-def place_of(target: Path) -> str:
+def site_path(target: Path) -> str:
     """Where a file of the repository lies in the copy; of a folder, the list of its files."""
     if target in PAGES:
         return PAGES[target]
@@ -57,26 +57,26 @@ def copy(to: Path) -> None:
     waiting, seen = list(PAGES), set(PAGES)
     while waiting:
         source = waiting.pop()
-        place = to / place_of(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        written = to / site_path(source)
+        written.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             names = (str(path.relative_to(source)) for path in source.rglob("*") if "__pycache__" not in path.parts)
-            place.write_text("\n".join(sorted(names)) + "\n")
+            written.write_text("\n".join(sorted(names)) + "\n")
         elif source.suffix == ".md":
-            place.write_text(LINK.sub(lambda found, page=source: _turned(found, page), source.read_text()))
+            written.write_text(LINK.sub(lambda found, page=source: _turned(found, page), source.read_text()))
             new = {target for target, _ in links(source)} - seen
             seen |= new
             waiting += new
         else:
-            shutil.copyfile(source, place)
+            shutil.copyfile(source, written)
 
 
 def _turned(found: re.Match[str], page: Path) -> str:
     before, target, anchor, after = found.groups(default="")
     if not target or re.match(r"[a-z]+:", target):
         return found[0]
-    place = place_of((page.parent / target).resolve())
-    return f"{before}{os.path.relpath(place, Path(place_of(page)).parent)}{anchor}{after}"
+    written = site_path((page.parent / target).resolve())
+    return f"{before}{os.path.relpath(written, Path(site_path(page)).parent)}{anchor}{after}"
 
 
 def main() -> None:

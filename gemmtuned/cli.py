@@ -1,4 +1,4 @@
-"""The command `gemmtuned`: one list of commands, and one place where an error becomes a line and an exit code.
+"""The command `gemmtuned`: one list of commands, and what makes an error a line and an exit code.
 
 Exit codes: 0 done, 1 found something wrong or failed, 2 wrong usage, 75 try later, 129 terminal closed, 130
 interrupted, 143 terminated.

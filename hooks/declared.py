@@ -106,17 +106,17 @@ class Declared:
                 self._waiting = []  # packages with broken metadata are asked once
                 raise
             self._waiting = [(module.strip(), attribute.strip()) for module, _, attribute in named]
-        for place in [*self._waiting]:
-            there = _there(*place)
+        for awaited in [*self._waiting]:
+            there = _there(*awaited)
             if there is not None:
                 try:
-                    yield from _declarations(":".join(place), there)
+                    yield from _declarations(":".join(awaited), there)
                 finally:  # last of all: until then has_new is true for another thread, too
-                    self._waiting.remove(place)
+                    self._waiting.remove(awaited)
 
     def has_new(self) -> bool:
         """Whether there are some, or nobody has looked yet; reads no entry points."""
-        return self._waiting is None or any(_there(*place) is not None for place in self._waiting)
+        return self._waiting is None or any(_there(*named) is not None for named in self._waiting)
 
 
 def _there(module: str, attribute: str) -> object:
@@ -125,11 +125,11 @@ def _there(module: str, attribute: str) -> object:
     return None if there is None else vars(there).get(attribute)
 
 
-def _declarations(place: str, given: object) -> Iterator[Declaration]:
+def _declarations(name: str, given: object) -> Iterator[Declaration]:
     if not isinstance(given, list | tuple):
         given = [given]
     for one in given:
         try:
             yield Declaration(one)
         except (GemmtunedError, ValueError) as err:  # noqa: PERF203  one is left out, the others are not
-            tell(log, logging.WARNING, "an operator that %s declares is not counted: %s", place, err)
+            tell(log, logging.WARNING, "an operator that %s declares is not counted: %s", name, err)

@@ -79,7 +79,7 @@ class ForeignOperators:
         counted: names of operators.  left: those left alone, each with why.  unseen: what no dispatcher sees of the
         modules that are there.  overridden: "CPU namespace::name" -> where the kernel on top of ours was registered.
         """
-        over = {name.partition(" ")[2]: f"served by {place}" for name, place in overridden.items()}
+        over = {name.partition(" ")[2]: f"served by {where}" for name, where in overridden.items()}
         left = {**self.changed, **{name: over[name] for name in self.seen if name in over}}
         found: dict[str, Any] = {
             "counted": [name for name in self.seen if name not in left],
@@ -139,7 +139,7 @@ def _ask_for(one: Operator) -> tuple[str, tuple[int, ...], int] | Operator:
 
 
 def _numbers(one: Operator, schema: Any) -> tuple[int, ...]:
-    """Places of the arguments of an operator whose schemas differ. Raises ValueError where x or y is no tensor."""
+    """Positions of the arguments of an operator whose schemas differ. Raises ValueError where x or y is no tensor."""
     tensors = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
     for name in filter(None, (one.x, one.y)):
         if name not in tensors:

@@ -163,7 +163,7 @@ class Tables(_Late):
     def _load(self, native: Native, table: Table, rows: Iterable[Row]) -> None:
         left_out, why = native.load(rows, table.generation)
         if left_out:  # for example rows of a later version
-            table.refused["the native table has no place for it"] += left_out
+            table.refused["the native table cannot hold it"] += left_out
             tell(log, logging.WARNING, "rows not used count=%d reason=%s", left_out, why)
 
     def _rows(self, native: Native, table: Table) -> Iterable[Row]:

@@ -67,7 +67,7 @@ def _waits(number: int, sighting: Sighting, table: Table) -> bool:
 
 
 def engines_of(solution: Solution) -> int:
-    """The bits of `Engines` in hooks/native/routes.h: in whose operators' place the solution may run here."""
+    """The bits of `Engines` in hooks/native/routes.h: instead of whose operators the solution may run here."""
     if not solution.beside and solution.backend not in BACKENDS:
         return 0
     bits = 0

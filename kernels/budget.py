@@ -1,7 +1,7 @@
-"""Deals out the places of a search over the candidates that backends and kernels offer.
+"""Which of the candidates that backends and kernels offer are admitted to a search.
 
-Each candidate costs device time, so a search has MOST of them.  budget.json says how many places each backend, and each
-kernel of ours, has for how many rows of X; one that was never good there has none.  A kernel's candidates come in the
+Each candidate costs device time, so a search has MOST of them.  budget.json says how many each backend, and each kernel
+of ours, may have for how many rows of X; one that was never good there has none.  A kernel's candidates come in the
 order of their estimated times, but of those that are alike (same rows of W and slices of K, say) only a few come first
 and the others after everything else: estimates do not distinguish numbers of stages or blocks of K well enough to try
 these before other groups.
@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The places for a problem.
+    """How many candidates are admitted for a problem.
 
-    backends: the most places by name; a backend without an entry has no limit.  kernels: the most places by
+    backends: the most by name; a backend without an entry has no limit.  kernels: the most by
     `backend.kernel`; one without an entry has `unmeasured`.  alike: how many like candidates of a kernel come first; of
     one without an entry all.
     """
@@ -42,16 +42,16 @@ class Shares:
     unmeasured: int
 
     def of_backend(self, name: str) -> int:
-        """The most places for it."""
+        """The most that it may have."""
         return min(self.backends.get(name, MOST), MOST)
 
     def of_kernel(self, name: str) -> int:
-        """The most places for it."""
+        """The most that it may have."""
         return self.kernels.get(name, self.unmeasured)
 
 
 def deal(problem: Problem, device: Device, offers: Mapping[str, Iterable[Offer]]) -> dict[str, list[Candidate]]:
-    """Each backend's offers that get a place for this problem, the best first; backends in the order given."""
+    """Each backend's offers that are admitted for this problem, the best first; backends in the order given."""
     found = {name: list(offered) for name, offered in offers.items()}
     shares = shares_for(problem, device, {offer.kernel for offered in found.values() for offer in offered})
     return {name: chosen_of(offered, shares, shares.of_backend(name)) for name, offered in found.items()}
@@ -83,8 +83,8 @@ def row_for(problem: Problem, device: Device, kernels: Iterable[str]) -> dict[st
     raise AssertionError("the last row of budget.json is about every problem")
 
 
-def chosen_of(offered: list[Offer], shares: Shares, places: int) -> list[Candidate]:
-    """At most `places` of these: offers with an estimate in its order, others in their own."""
+def chosen_of(offered: list[Offer], shares: Shares, most: int) -> list[Candidate]:
+    """At most `most` of these: offers with an estimate in its order, others in their own."""
     taken: Counter[object] = Counter()
     chosen: list[Offer] = []
     passed: list[Offer] = []
@@ -102,7 +102,7 @@ def chosen_of(offered: list[Offer], shares: Shares, places: int) -> list[Candida
         if taken[offer.kernel] < shares.of_kernel(offer.kernel):
             taken[offer.kernel] += 1
             chosen.append(offer)
-    return [offer.candidate for offer in sorted(chosen[:places], key=_us)]
+    return [offer.candidate for offer in sorted(chosen[:most], key=_us)]
 
 
 def _us(offer: Offer) -> float:

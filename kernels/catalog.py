@@ -69,7 +69,7 @@ def offers(problem: Problem, device: Device, backends: Iterable[str] = FOLDERS) 
 
 
 def candidates(problem: Problem, device: Device, backends: Iterable[str] = FOLDERS) -> dict[str, list[Candidate]]:
-    """The candidates that get a place among all that these backends offer."""
+    """The candidates that are admitted of all that these backends offer."""
     return budget.deal(problem, device, offers(problem, device, backends))
 
 

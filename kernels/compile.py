@@ -189,13 +189,13 @@ def compile_function(
     compile_record does.
     """
     named = triton.jit(function.fn, repr=lambda _: name)
-    places = {parameter: (index,) for index, parameter in enumerate(function.arg_names)}
+    positions = {parameter: (index,) for index, parameter in enumerate(function.arg_names)}
     aligned = [p for p, kind in signature.items() if kind.startswith("*") and kind not in ("*i32", "*i64")]
     made = ASTSource(
         fn=named,
         signature=dict(signature),
-        constexprs={places[p]: value for p, value in constants.items()},
-        attrs={places[p]: [["tt.divisibility", POINTER_ALIGN]] for p in aligned},
+        constexprs={positions[p]: value for p, value in constants.items()},
+        attrs={positions[p]: [["tt.divisibility", POINTER_ALIGN]] for p in aligned},
     )
     what = f"{name} {dict(constants)} on {arch}"
     try:

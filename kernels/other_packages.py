@@ -148,8 +148,8 @@ def found(group: str, kind: str, objection: Callable[[_T], str]) -> Iterator[_T]
     kind: what it is, for the word.  objection: why it cannot be taken; "" where it can.
     """
     points, broken = named_points(group)
-    for place, why in broken.items():
-        GUESTS.leave_out(place, f"its metadata cannot be read: {why}")
+    for path, why in broken.items():
+        GUESTS.leave_out(path, f"its metadata cannot be read: {why}")
     for point in points:
         package = package_of(point)
         if GUESTS.is_unwanted(point.name, package):

@@ -2,8 +2,8 @@
 
     python -m lab exhaustive --out FOLDER [--m 1,4,8,16,64 --shapes NxK,... --seconds 480 --resume FILE]
 
-For each problem the search runs as in the daemon, then once more over all that backends and kernels offer, with places
-for all of it (kernels/budget.py deals out thirty); both winners take turns with torch.  The regret is the time of the
+For each problem the search runs as in the daemon, then once more over all that backends and kernels offer, not
+only the thirty that kernels/budget.py admits; both winners take turns with torch.  The regret is the time of the
 first over that of the second.  Compiling is ahead of the device, as in the daemon.
 """
 

@@ -25,7 +25,7 @@ def read_csv(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
     found = Imported(path=str(path), format="aiter-csv", family=header.family.name, kind=header.kind)
     problems = aiter_rows.Problems(header)
     kernels = aiter_rows.Kernels(header) if header.kind == "tuned" else None
-    places: dict[str, str] = {}  # a few architectures, each kept once
+    archs: dict[str, str] = {}  # a few architectures, each kept once
     for row in reader:
         solution = aiter_rows.solution_of(row)
         problem = solution.problem if solution else problems.of(row)
@@ -37,7 +37,7 @@ def read_csv(path: Path, *, family: str | None = None, ignore: Sequence[str] = (
             problem=None if isinstance(problem, str) else problem,
             why=problem if isinstance(problem, str) else "",
             candidate=candidate,
-            arch=places.setdefault(arch, arch),
+            arch=archs.setdefault(arch, arch),
             units=aiter_rows.units_of(row),
             us=aiter_rows.time_of(row),
             solution=solution,

@@ -1,7 +1,7 @@
-"""CHILD side: proof that a kernel is batch-invariant: each row of Y has the same bits at every M and in every place.
+"""CHILD side: proof that a kernel is batch-invariant: each row of Y has the same bits at every M and at every position.
 
-A row's bits are those that it has alone, at M = 1.  They are compared at every M from 1 to CHAIN_M, in each with all of
-its places taken, by rows drawn anew: so every pair of M and place is looked at.  X lies where it was allocated, and as
+A row's bits are those that it has alone, at M = 1.  They are compared at every M from 1 to CHAIN_M, in each at all
+positions, by rows drawn anew: so every pair of M and position is looked at.  X lies where it was allocated, and as
 a slice of more rows, by turns.  Sums in another order differ in some column of Y with near certainty: what is compared
 is thousands of values of random data a row.
 
@@ -61,5 +61,5 @@ def _placed(x: Tensor, m: int) -> Tensor:
 def _compare(y: Tensor, expected: Tensor, m: int) -> None:
     if same_bits(y, expected):
         return
-    place = int((y != expected).any(1).nonzero()[0]) if bool((y != expected).any()) else 0
-    raise Wrong(f"not batch-invariant: a row alone has other bits than in place {place} of {m}")
+    position = int((y != expected).any(1).nonzero()[0]) if bool((y != expected).any()) else 0
+    raise Wrong(f"not batch-invariant: a row alone has other bits than at position {position} of {m}")

@@ -227,8 +227,8 @@ def check_fresh(case: Case, kernel: Kernel) -> None:
     first = run(*inputs.activations)
     kept = first.clone()
     second = run(*inputs.having(x=negated(inputs["x"])).activations)
-    places = {t.untyped_storage().data_ptr() for t in (*inputs.buffers, first) if t.numel()}
-    if second.untyped_storage().data_ptr() in places or not same_bits(first, kept):
+    addresses = {t.untyped_storage().data_ptr() for t in (*inputs.buffers, first) if t.numel()}
+    if second.untyped_storage().data_ptr() in addresses or not same_bits(first, kept):
         raise Wrong("its result shares memory with an operand or with the result of the call before")
 
 
@@ -247,17 +247,19 @@ def check_beside_result(case: Case, kernel: Kernel) -> None:
 
     for _ in range(4):
         blocks = sorted((block() for _ in range(8)), key=lambda b: b.data_ptr())
-        places = [b.data_ptr() for b in blocks]
-        middle = next((i for i in range(1, 7) if places[i] - places[i - 1] == places[i + 1] - places[i] == size), None)
+        addresses = [b.data_ptr() for b in blocks]
+        middle = next(
+            (i for i in range(1, 7) if addresses[i] - addresses[i - 1] == addresses[i + 1] - addresses[i] == size), None
+        )
         if middle is None:
             continue
         del blocks[middle]
         y = run(*case.inputs.activations)
-        hit = y.untyped_storage().data_ptr() == places[middle]
+        hit = y.untyped_storage().data_ptr() == addresses[middle]
         torch.cuda.synchronize()
         del y
         behind = torch.empty(size, dtype=torch.uint8, device=case.stock.device)
-        if not hit or behind.data_ptr() != places[middle]:
+        if not hit or behind.data_ptr() != addresses[middle]:
             continue
         if any(bool((zone != _GUARD).any()) for zone in (*blocks, behind[used:])):
             raise Wrong("it writes beside its result")

@@ -178,7 +178,7 @@ class _Contest:
     def solution(self, winner: Entrant | None, mode: str) -> Solution:
         """The verdict for the target in one mode, once the search has run; see outcome.py."""
         if winner is not None and mode == "eager" and isinstance(self._clock, GraphClock) and not winner.launch:
-            # made anew where a race with an engine's kernel had to give up the place of the operands
+            # the arms are made anew where a race with an engine's kernel had to free the operands' memory
             its, torchs = (winner.candidate, winner.kernels), (DEFAULT, self._arms.default)
             host_us = [self._clock.host_us(self._arms.arm(c, k[self.main], self.main)) for c, k in (its, torchs)]
             more_us = host_us[0] - host_us[1]

@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from gemmtuned.configs.heartbeat_page import PLACE_BYTES, SIZE_BYTES, page_of
+from gemmtuned.configs.heartbeat_page import LINE_BYTES, SIZE_BYTES, page_of
 from gemmtuned.configs.processes import namespace_of
 
 
@@ -41,7 +41,7 @@ _WORDS: Final = struct.Struct(f"={SIZE_BYTES // 8}Q")
 
 
 def _sum(page: bytes) -> int:
-    return sum(_WORDS.unpack(page)[:: PLACE_BYTES // 8])
+    return sum(_WORDS.unpack(page)[:: LINE_BYTES // 8])
 
 
 def _number_inside(pid: int, proc: Path) -> int:

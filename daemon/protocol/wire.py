@@ -245,7 +245,7 @@ def _text(value: object) -> str:
 
 
 def _finite(value: object) -> float | None:
-    """NaN and infinity have no place in a column that is averaged: they mean "no figure"."""
+    """NaN and infinity mean "no figure": they would spoil the average of a column."""
     if value is None:
         return None
     if not isinstance(value, (int, float)):

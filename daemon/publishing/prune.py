@@ -36,8 +36,8 @@ def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:
     Nothing is removed while a published table cannot be read.  Raises StoreError, StoreBusy, TableError, TryLater.
     """
     before = time.time() - YOUNG_S  # files have the system's clock
-    places = dict.fromkeys((home, folder))
-    half = sum(_prune(place, _HALF, set(), before) for place in (*places, home / "checked"))
+    folders = dict.fromkeys((home, folder))
+    half = sum(_prune(one, _HALF, set(), before) for one in (*folders, home / "checked"))
     if half:
         logger.info("removed what killed processes had half written bytes=%d", half)
     with publishing(locks):  # no publisher brings a kernel meanwhile
@@ -47,7 +47,7 @@ def prune(store: Store, home: Path, folder: Path, locks: Path) -> int:
         named = {digest for text in store.solutions.launches() for digest in _DIGEST.findall(text)}
         if published is not None:
             named.update(digest for line in published.lines for digest in _DIGEST.findall(line))
-        freed = sum(_prune(place / BINARIES, _OURS, named, before) for place in places)
+        freed = sum(_prune(one / BINARIES, _OURS, named, before) for one in folders)
     if freed:
         logger.info("kernels removed that nothing names bytes=%d", freed)
     return half + freed

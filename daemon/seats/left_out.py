@@ -74,7 +74,7 @@ class Ended:
         return self.at_s + FOREIGN_S >= now_s and not self._is_over(now_s)
 
     def is_same(self, other: Ended) -> bool:
-        """Whether it is the same piece of the same installation, or of an earlier one in the same place."""
+        """Whether it is the same piece of the same installation, or of an earlier one at the same path."""
         return self.piece == other.piece and (self.where in ("", other.where) or self.installed == other.installed)
 
     def _is_over(self, now_s: float) -> bool:

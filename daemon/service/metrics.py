@@ -154,7 +154,7 @@ class Programs(Collector):
                 self._asked_s = time.monotonic()
                 try:
                     self._metrics = self._ask()
-                except GemmtunedError:  # a scrape is not the place to report a database that cannot be read
+                except GemmtunedError:  # a scrape does not report a database that cannot be read
                     self._metrics = []
             yield from self._metrics
 

@@ -31,9 +31,9 @@ class Remaining:
         if not solved or self._tuned_s - self._said_s < LEFT_S:
             return
         self._said_s = self._tuned_s
-        places = {seat.environment.key: seat.environment for seat in seats if seat.environment is not None}
+        environments = {seat.environment.key: seat.environment for seat in seats if seat.environment is not None}
         try:
-            found = [self._store.leases.remaining(place, now_s=now_s) for place in places.values()]
+            found = [self._store.leases.remaining(one, now_s=now_s) for one in environments.values()]
         except StoreError:  # upkeep says that
             return
         left = sum(one.queued + one.leased for one in found)

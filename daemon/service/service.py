@@ -163,8 +163,8 @@ class Daemon:
         by_word = sorted(
             self.seats, key=lambda seat: seat.environment is not None
         )  # of like devices one knows it for all
-        places = {seat.monitor.device.key: seat.environment for seat in by_word}
-        self.upkeep.look(now_s, at_once=bool(solved), rests=all(seat.at_rest for seat in self.seats), ours=places)
+        environments = {seat.monitor.device.key: seat.environment for seat in by_word}
+        self.upkeep.look(now_s, at_once=bool(solved), rests=all(seat.at_rest for seat in self.seats), ours=environments)
         self._compile_ahead(now_s, forbidden)
         self._telling.tell(now_s, self.seats, self.upkeep, solved=self.solved, forbidden=forbidden)
         if not self._quiet:

@@ -1,4 +1,4 @@
-"""Failpoints: places with a name at which a test makes the code fail once, or kills the process.
+"""Failpoints: points of the code with a name, at which a test makes the code fail once, or kills the process.
 
     faults.point("publish.rename")          # in the code, before a write, fsync, rename or open
 

@@ -123,8 +123,8 @@ def compare(
             _run(argv, "on", where, timeout_s, counts)
         for turn in range(rounds):
             shares = []
-            for place, arm in enumerate(_in_order(turn)):
-                tell(turn * len(ARMS) + place + warm_up, total, f"round {turn + 1}: {arm}")
+            for number, arm in enumerate(_in_order(turn)):
+                tell(turn * len(ARMS) + number + warm_up, total, f"round {turn + 1}: {arm}")
                 value, share = _run(argv, arm, where, timeout_s, counts)
                 figures[arm].append(value)
                 shares.append(share)
@@ -147,7 +147,7 @@ def _short(command: list[str]) -> str:
 
 def _in_order(turn: int) -> list[str]:
     """Each arm comes first, second and last equally often, so that none is always the one after another."""
-    return [ARMS[(turn + place) % len(ARMS)] for place in range(len(ARMS))]
+    return [ARMS[(turn + number) % len(ARMS)] for number in range(len(ARMS))]
 
 
 def _run(

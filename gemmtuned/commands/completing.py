@@ -37,7 +37,7 @@ def _asked(query: Callable[[Path], list[Any]]) -> list[Any]:
     try:
         here = Settings.from_env()
         return query(here.db) if here.db.exists() else []
-    except (GemmtunedError, OSError):  # a shell that waits for a word is no place for a message
+    except (GemmtunedError, OSError):  # a shell that waits for a word must see no message
         return []
 
 

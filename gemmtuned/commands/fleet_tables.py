@@ -48,7 +48,7 @@ def init(
         if isinstance(objects, HubObjects):  # the hub makes a file of its own for a new repository
             there = [name for name in there if name != ".gitattributes"]
         if there:
-            raise SettingError(f"{url}: {there[0]} is there already, and nothing is replaced. Name another place")
+            raise SettingError(f"{url}: {there[0]} is there already, and nothing is replaced. Name another URL")
         for name, data in found.items():
             objects.put(name, data)
         objects.flush()

@@ -69,9 +69,9 @@ def refuse_own(path: Path, here: Settings) -> None:
         raise typer.BadParameter(f"{path} is a part of the database")
     tables, home = _real(here.config_dir), _real(here.home)
     if real.is_relative_to(tables):
-        raise typer.BadParameter(f"{path}: programs load what is published from {tables}: name another place")
+        raise typer.BadParameter(f"{path}: programs load what is published from {tables}: name another folder")
     if any(real.is_relative_to(home / name) for name in OF_HOME):
-        raise typer.BadParameter(f"{path}: gemmtuned keeps its own files there: name another place")
+        raise typer.BadParameter(f"{path}: gemmtuned keeps its own files there: name another folder")
 
 
 def _real(path: Path) -> Path:

@@ -72,17 +72,17 @@ def _listed(here: Settings, *, keep_cache: bool) -> list[dict[str, Any]]:
 
 def _there(here: Settings, *, keep_cache: bool) -> Iterator[Path]:
     """What there is of it, each once."""
-    places = [
+    searched = [
         (here.home, OF_HOME if _is_home(here) else ()),
         (here.db.parent, tuple(f"{here.db.name}{end}" for end in _DATABASE)),
     ]
-    places += [(here.db.parent, ("ingest-aside.db*", "ingest-refused.db*"))]
+    searched += [(here.db.parent, ("ingest-aside.db*", "ingest-refused.db*"))]
     if here.config_dir.parent != here.home and (here.config_dir / "manifest.json").is_file():
-        places.append((here.config_dir, _TABLES))
+        searched.append((here.config_dir, _TABLES))
     if not keep_cache:
-        places.append((here.cache, _CACHE))
+        searched.append((here.cache, _CACHE))
     seen = set()
-    for folder, patterns in places:
+    for folder, patterns in searched:
         for pattern in patterns:
             for path in sorted(folder.glob(pattern)) if folder.is_dir() else ():
                 if path not in seen and _is_ours(path):

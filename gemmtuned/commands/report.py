@@ -45,5 +45,5 @@ def report(
     except BrokenPipeError:
         raise
     except OSError as err:
-        raise GemmtunedError(f"{out}: {err.strerror or err}. Choose another place with --out") from err
+        raise GemmtunedError(f"{out}: {err.strerror or err}. Choose another path with --out") from err
     typer.echo(f"{out}: {size(len(page))}. Open it in a browser.", err=into)

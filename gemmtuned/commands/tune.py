@@ -263,9 +263,9 @@ class _Files:
         left_out = [*self._table.left_out] if self._table is not None else []
         if not left_out:
             return []
-        other, has = family_of(left_out[0]), "has" if len(left_out) == 1 else "have"
+        other, do = family_of(left_out[0]), "does" if len(left_out) == 1 else "do"
         why = "AITER has no column for it" if other is None else f"it is of AITER's family {other.name}"
-        return [f"{len(left_out)} {has} no place in that table, for example {left_out[0]}: {why}"]
+        return [f"{len(left_out)} {do} not fit that table, for example {left_out[0]}: {why}"]
 
     def _write(self) -> None:
         try:

@@ -18,8 +18,8 @@ OVER: Final = "nothing is left"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a task runs. environment: key of what its worker can reproduce."""
+class TaskDevice:
+    """The device of a task, and its node. environment: key of what its worker can reproduce."""
 
     node: str
     device: str
@@ -35,18 +35,18 @@ class Board:
         self._stock: dict[str, deque[Wanted]] = defaultdict(deque)
         self._held: dict[str, Wanted] = {}
         self._answers: list[tuple[str, Answer]] = []
-        self._places: dict[str, Place] = {}
+        self._devices: dict[str, TaskDevice] = {}
 
-    def next(self, task: str, place: Place, version: str) -> Wanted | str | None:
+    def next(self, task: str, device: TaskDevice, version: str) -> Wanted | str | None:
         """The unit for this task; None: ask again in a moment; text: why it is to end."""
         if version != self._version:
             return f"it has gemmtuned {version}, and {self._version} asks. Install that one on all nodes"
-        self._places[task] = place
-        stock = self._stock[place.environment]
+        self._devices[task] = device
+        stock = self._stock[device.environment]
         if stock:
             self._held[task] = stock.popleft()
             return self._held[task]
-        if place.environment in self._wanted:
+        if device.environment in self._wanted:
             return None
         return OVER
 
@@ -57,7 +57,7 @@ class Board:
 
     def trade(
         self, more: Iterable[Wanted] = (), wanted: Collection[str] | None = None
-    ) -> tuple[list[tuple[str, Answer]], dict[str, int], dict[str, Place], dict[str, Wanted]]:
+    ) -> tuple[list[tuple[str, Answer]], dict[str, int], dict[str, TaskDevice], dict[str, Wanted]]:
         """Put up more units, and take down what was found.
 
         wanted: keys of the environments for which more will come, in place of what was said before.  Returns (answers,
@@ -68,7 +68,7 @@ class Board:
         if wanted is not None:
             self._wanted = set(wanted)
         answers, self._answers = self._answers, []
-        return answers, {key: len(units) for key, units in self._stock.items()}, dict(self._places), dict(self._held)
+        return answers, {key: len(units) for key, units in self._stock.items()}, dict(self._devices), dict(self._held)
 
     def take_back(self, task: str) -> Wanted | None:
         """The unit that a lost task held; None when it held none."""

@@ -1,4 +1,4 @@
-"""A pool of devices on a Ray cluster: Ray places the tasks; this module hands out units and puts results at the URL.
+"""A pool of devices on a Ray cluster: Ray assigns the tasks; this module hands out units and puts results at the URL.
 
 Each task holds one unit at a time.  If a task ends with an error (its node died, its process was killed), its unit goes
 to another task, and a new task replaces it.  Ray's own retries are switched off, since they would start a task again
@@ -22,7 +22,7 @@ from gemmtuned import __version__
 from gemmtuned.configs.errors import SettingError, TryLater, WorkerFailed
 from gemmtuned.fleet import ray_task
 from gemmtuned.fleet.bench import Answer
-from gemmtuned.fleet.board import OVER, Board, Place
+from gemmtuned.fleet.board import OVER, Board, TaskDevice
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.outbox import Outbox
 from gemmtuned.fleet.ran import Ran, Tell
@@ -113,7 +113,7 @@ class Pool:
         self._total = len(wanted)
         self._tasks: dict[Any, str] = {}
         self._number = 0
-        self._places: dict[str, Place] = {}
+        self._devices: dict[str, TaskDevice] = {}
         self._held: dict[str, Wanted] = {}
         self._stock: dict[str, int] = {}
         self._outbox = Outbox(shelf, self.ran, flush_s=FLUSH_S)
@@ -179,9 +179,9 @@ class Pool:
         except self._ray.exceptions.RayError as err:
             why = _first(err)
             back = self._ray.get(self._board.take_back.remote(task))
-            place = self._places.get(task)
+            device = self._devices.get(task)
             held = f", at {back.unit.problem}" if back is not None else ""
-            self.ran.lost.append(f"{task} on {place.node if place else 'a node'}{held}: {why}")
+            self.ran.lost.append(f"{task} on {device.node if device else 'a node'}{held}: {why}")
             self._in_vain += 1
             if self._in_vain > self._most_in_vain:
                 raise WorkerFailed(f"{self._in_vain} tasks in a row found nothing, the last one: {why}") from err
@@ -203,14 +203,14 @@ class Pool:
     def _can_go_on(self) -> int:
         """The units left for environments that some node has."""
         self._take(self._ray.get(self._board.trade.remote()))
-        seen = {place.environment for place in self._places.values()}
+        seen = {device.environment for device in self._devices.values()}
         return len(self._later) + sum(self._stock.get(key, 0) + len(self._queues.get(key, ())) for key in seen)
 
     # --- units and answers
 
     def _supply(self) -> list[Wanted]:
         """Claim as many units as the tasks of each environment will soon need."""
-        at_work = Counter(self._places[t].environment for t in self._tasks.values() if t in self._places)
+        at_work = Counter(self._devices[t].environment for t in self._tasks.values() if t in self._devices)
         more: list[Wanted] = []
         while self._later and self._later[0][0] <= time.monotonic():
             more.append(self._later.popleft()[1])
@@ -229,20 +229,20 @@ class Pool:
         return more
 
     def _take(
-        self, traded: tuple[list[tuple[str, Answer]], dict[str, int], dict[str, Place], dict[str, Wanted]]
+        self, traded: tuple[list[tuple[str, Answer]], dict[str, int], dict[str, TaskDevice], dict[str, Wanted]]
     ) -> None:
-        answers, self._stock, self._places, self._held = traded
+        answers, self._stock, self._devices, self._held = traded
         for task, answer in answers:
             self._in_vain = 0
-            self._answered(self._places[task], answer)
+            self._answered(self._devices[task], answer)
 
-    def _answered(self, place: Place, answer: Answer) -> None:
-        unit = self._units[place.environment, answer.name]
+    def _answered(self, device: TaskDevice, answer: Answer) -> None:
+        unit = self._units[device.environment, answer.name]
         if answer.state == "put off" and self._put_off[unit.key] + 1 < PUT_OFF and not self._over:
             self._put_off[unit.key] += 1
             self._later.append((time.monotonic() + AGAIN_S, unit))
         else:
-            self._outbox.add(unit, answer, place.node)
+            self._outbox.add(unit, answer, device.node)
 
     # --- the end
 
@@ -266,7 +266,7 @@ class Pool:
 
     def _tell_left(self) -> None:
         """Report the units without an answer, with the reason."""
-        seen = {place.environment for place in self._places.values()}
+        seen = {device.environment for device in self._devices.values()}
         known = {one.key for one, _, _ in self.ran.done} | self._shelf.passed_over
         for key, one in self._units.items():
             if key not in known:
@@ -299,24 +299,24 @@ class Pool:
         if self._trouble:
             return self._trouble
         if not self._held:
-            return "waiting for Ray to start tasks" if not self._places else "claiming"
+            return "waiting for Ray to start tasks" if not self._devices else "claiming"
         task, unit = next(iter(self._held.items()))
-        return f"{len(self._held)} at work, {unit.unit.problem} on {self._places[task].node}"
+        return f"{len(self._held)} at work, {unit.unit.problem} on {self._devices[task].node}"
 
 
 def _board(ray: Any, environments: Sequence[str]) -> Any:
     """A board that answers: on the cluster's head, which lives as long as the cluster, else beside the driver."""
     beside = _affinity()(ray.get_runtime_context().get_node_id(), soft=True)
-    places: tuple[dict[str, Any], ...] = ({"resources": {_HEAD: 0.001}}, {"scheduling_strategy": beside})
-    for number, place in enumerate(places):
-        board = ray.remote(num_cpus=0, max_restarts=0)(Board).options(**place)
+    where: tuple[dict[str, Any], ...] = ({"resources": {_HEAD: 0.001}}, {"scheduling_strategy": beside})
+    for number, options in enumerate(where):
+        board = ray.remote(num_cpus=0, max_restarts=0)(Board).options(**options)
         found = board.remote(__version__, list(environments))
         try:
             ray.get(found.trade.remote(), timeout=PROBE_S)
             return found
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as err:
             ray.kill(found)
-            if number == len(places) - 1:
+            if number == len(where) - 1:
                 raise TryLater(f"no node of the cluster keeps a process alive ({_first(err)})") from err
 
 

@@ -23,7 +23,7 @@ from gemmtuned.daemon.device.devices import Monitor, find_monitors
 from gemmtuned.daemon.seats.left_out import Pieces
 from gemmtuned.daemon.seats.worker import Worker
 from gemmtuned.fleet.bench import Bench
-from gemmtuned.fleet.board import Place
+from gemmtuned.fleet.board import TaskDevice
 from gemmtuned.fleet.demand import Wanted
 
 ASK_S: Final = 0.5  # how often a task without a unit asks again
@@ -52,9 +52,9 @@ def serve(board: Any, task: str, gpu: bool, search: str) -> str:
     with tempfile.TemporaryDirectory(prefix="gemmtuned-fleet-") as folder:
         bench = Bench(monitor, Path(folder), make_worker, lock=lock)
         try:
-            place = Place(_node(ray), monitor.name, bench.environment.key)
+            device = TaskDevice(_node(ray), monitor.name, bench.environment.key)
             while True:
-                said = ray.get(board.next.remote(task, place, __version__))
+                said = ray.get(board.next.remote(task, device, __version__))
                 if isinstance(said, Wanted):
                     ray.get(board.answer.remote(task, bench.tune(said)))
                 elif said is None:
@@ -75,7 +75,7 @@ def look() -> Node:
 
 
 def _lent(ray: Any) -> Monitor:
-    """The GPU that Ray gave to this task, which names it by its place in the driver's order or by its UUID."""
+    """The GPU that Ray gave to this task, which names it by its number in the driver's order or by its UUID."""
     ids = [str(one) for one in ray.get_runtime_context().get_accelerator_ids().get("GPU", ())]
     for monitor in find_monitors():
         kind, _, number = monitor.name.partition(":")

@@ -16,7 +16,7 @@ from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled
 _BYTES: Final = (*FP8, torch.int8)
 _ACTS: Final = {"silu": "silu", "gelu": "gelu", "swiglu": "swiglu"}
 _ACT_NUMBERS: Final = ("silu", "gelu", "swiglu")
-_QUANTS: Final = {  # AITER's names, in small letters; the place is its number
+_QUANTS: Final = {  # AITER's names, in small letters; the position of each is its number
     "no": "none", "per_tensor": "tensor", "per_token": "row", "per_1x32": "mxfp4", "per_1x128": "128x128",
     "per_128x128": "128x128",
 }  # fmt: skip

@@ -47,13 +47,13 @@ def nobody_transforms() -> bool:
     return (
         torch._C._functorch.maybe_current_level() is None
         and not torch._C._get_tracing_state()
-        and _only_places()
+        and _only_default_devices()
         and not torch._C._len_torch_dispatch_stack()
         and forward_ad._current_level < 0
     )
 
 
-def _only_places() -> bool:
+def _only_default_devices() -> bool:
     """Whether function modes do nothing but say where new tensors lie, as torch.set_default_device does."""
     count = torch._C._len_torch_function_stack()
     return not count or all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in range(count))
@@ -79,7 +79,7 @@ def has_few_rows(rows: int, most: int) -> bool:
 
 @asked_once
 def _is_transformed() -> bool:
-    """Whether what is being compiled is inside of vmap, grad or their like at this place."""
+    """Whether what is being compiled is inside of vmap, grad or their like here."""
     return torch._C._functorch.maybe_current_level() is not None
 
 

@@ -16,7 +16,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.named_points import named_points
 from gemmtuned.configs.settings import Settings, autoload_enabled, child_env, unknown_variables
 from gemmtuned.reports.checks import FAIL, PASS, WARN, Check
-from gemmtuned.reports.checks_host import no_place
+from gemmtuned.reports.checks_host import why_no_folder
 
 OLDEST_TORCH: Final = (2, 9)
 START_LIMIT_S: Final = 120.0  # a cold import of torch from a slow disk
@@ -75,9 +75,9 @@ def _autoload() -> Check:
 
 def _entry_point() -> Check:
     points, broken = named_points("torch.backends")
-    for place, why in broken.items():
-        said = f"{place} is broken ({why}): torch cannot read any entry point, and `import torch` fails"
-        return Check("entry point", FAIL, said, f"reinstall that package, or remove {place}")
+    for path, why in broken.items():
+        said = f"{path} is broken ({why}): torch cannot read any entry point, and `import torch` fails"
+        return Check("entry point", FAIL, said, f"reinstall that package, or remove {path}")
     found = [e.value for e in points if e.name == "gemmtuned"]
     if not found:
         return Check(
@@ -111,7 +111,7 @@ def _native(settings: Settings, not_built: str) -> Check:
             f"nothing is counted: does not build: {why}",
             "mend that, then: gemmtuned doctor --build",
         )
-    trouble = no_place(settings.cache / "native")
+    trouble = why_no_folder(settings.cache / "native")
     if trouble:
         found = f"not built yet, and cannot be: {trouble}; nothing is counted"
         return Check("native hook", WARN, found, "set GEMMTUNED_CACHE to a folder of your own, or unset it")

@@ -78,7 +78,7 @@ def nearest(path: Path) -> Path:
     return path
 
 
-def no_place(folder: Path) -> str:
+def why_no_folder(folder: Path) -> str:
     """Why nothing can be made in this folder, or ""."""
     there = nearest(folder)
     if not there.is_dir():

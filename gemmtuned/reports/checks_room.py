@@ -85,8 +85,8 @@ def _files(folder: Path) -> list[Path]:
 
 def below(folder: Path) -> Iterator[Path]:
     """All files in a folder and in those in it."""
-    for place, _, names in os.walk(folder):
-        yield from (Path(place, name) for name in names)
+    for path, _, names in os.walk(folder):
+        yield from (Path(path, name) for name in names)
 
 
 def size_of(paths: Iterable[Path]) -> tuple[int, int]:

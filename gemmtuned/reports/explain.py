@@ -12,8 +12,8 @@ from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.configs.tunable import why_not
 from gemmtuned.db.abilities import reason
+from gemmtuned.reports.environments import abridged
 from gemmtuned.reports.gains import EVERY_M
-from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import TIMES, Column, Report, Row, Table
 
 MOST: Final = 20  # problems explained at once

@@ -17,8 +17,8 @@ from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports import left_out
 from gemmtuned.reports.checks import Check
 from gemmtuned.reports.coverage import frozen_notes
+from gemmtuned.reports.environments import abridged
 from gemmtuned.reports.on_probation import without_notes
-from gemmtuned.reports.places import abridged
 from gemmtuned.reports.render import Column, Report, Row, Table, age, count, percent, several
 from gemmtuned.reports.silent_daemon import silence
 from gemmtuned.reports.source import disk_full
@@ -60,7 +60,7 @@ def report(
     elsewhere = daemon["elsewhere"]
     seen = (row["environment"] for row in (*environments, *elsewhere))
     short = abridged(filter(None, (daemon["environment"], *seen)))
-    tables = _tables(daemon["seats"], running, _places(environments, short), now_s)
+    tables = _tables(daemon["seats"], running, _seen_in(environments, short), now_s)
     since_us = (now_s - DAY_S) * 1e6
     dropped, engines = dropped_calls(sessions, since_us=since_us), engine_paths(sessions, since_us=since_us)
     apart = {"frozen": frozen, "unraced": unraced, "unfit": unfit}
@@ -89,11 +89,11 @@ def report(
     return Report("status", tables, facts=facts, lines=lines, notes=[*notes, *queue])
 
 
-def _tables(seats: Sequence[Row], running: Sequence[Row], places: Sequence[Row], now_s: float) -> list[Table]:
+def _tables(seats: Sequence[Row], running: Sequence[Row], seen: Sequence[Row], now_s: float) -> list[Table]:
     return [
         Table("devices", _SEATS, _with_advice(seats), title="Devices:"),
         Table("sessions", _session_columns(now_s), running, title="Programs:", empty="No hooked program is running."),
-        Table("environments", _ENVIRONMENTS, places, title=_SEEN),
+        Table("environments", _ENVIRONMENTS, seen, title=_SEEN),
     ]
 
 
@@ -105,7 +105,7 @@ def _with_advice(seats: Sequence[Row]) -> list[Row]:
     return [{**seat, "advice": advice(seat["reason"])} for seat in seats]
 
 
-def _places(environments: Sequence[Row], short: Mapping[str, str]) -> list[Row]:
+def _seen_in(environments: Sequence[Row], short: Mapping[str, str]) -> list[Row]:
     return [
         {**row, "waiting": row["open_problems"] - row["failed"] - row["stale"], "place": short[row["environment"]]}
         for row in environments

@@ -92,7 +92,7 @@ def _named(record: Record, data: bytes) -> tuple[Problem, str, bool]:
     Raises ProblemError for a dtype we have no name for.
     """
     packed = record.key
-    kind = key.PLACES[packed.device_type]
+    kind = key.DEVICE_TYPES[packed.device_type]
     place = kind if kind == "cpu" else f"{kind}:{packed.device_index}"
     named = unpack(packed), place, bool(packed.flags & key.FLAGS["GRAPH"])
     if len(_known) < MOST_KNOWN:

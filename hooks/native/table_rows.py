@@ -65,9 +65,9 @@ class Row(NamedTuple):
 class PackedRows:
     """Rows as the library takes them, in three pieces of memory: no object for each, which the collector would count.
 
-    A row that the native table has no place for is left out.  refused: how many, and what is said of the first.
+    A row that the native table cannot hold is left out.  refused: how many, and what is said of the first.
 
-    While they grow they may move, so a row has the place of what it points at, plus one, until all are there; then
+    While they grow they may move, so a row has the offset of what it points at, plus one, until all are there; then
     ctypes holds the pieces and they stay where they are.
     """
 
@@ -102,5 +102,5 @@ class PackedRows:
 
     def _point(self, offset: int, base: int) -> None:
         for at in range(offset, len(self._rows), ctypes.sizeof(GtRow)):
-            (place,) = _POINTER.unpack_from(self._rows, at)
-            _POINTER.pack_into(self._rows, at, base + place if place else 0)
+            (beyond,) = _POINTER.unpack_from(self._rows, at)
+            _POINTER.pack_into(self._rows, at, base + beyond if beyond else 0)

@@ -101,7 +101,7 @@ def _is_installed(package: str) -> bool:
 
 
 def candidates(problem: Problem, environment: Environment) -> Iterator[Candidate]:
-    """Candidates of the backends in this environment that get a place (budget.py), the default first."""
+    """Candidates of the backends in this environment that are admitted (budget.py), the default first."""
     here = {name: backend for name, backend in BACKENDS.items() if name in environment.backends}
     offers = {name: _offers(backend, problem) for name, backend in here.items()}
     for found in deal(problem, environment.device, offers).values():

@@ -68,10 +68,10 @@ class LaunchedBackend(Backend, Protocol):
 
 @runtime_checkable
 class OfferingBackend(Backend, Protocol):
-    """A backend with more candidates than there are places, that can guess what each is worth."""
+    """A backend with more candidates than a search admits, that can guess what each is worth."""
 
     def offers(self, problem: Problem) -> list[Offer]:
-        """All that could be tried; `candidates` has those that get a place where no other backend offers anything."""
+        """All that could be tried; `candidates` has those that are admitted where no other backend offers anything."""
 
 
 @runtime_checkable

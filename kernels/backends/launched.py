@@ -41,7 +41,7 @@ class OwnKernels:
         return stamps.stamps(self.name, device)
 
     def candidates(self, problem: Problem) -> Iterator[Candidate]:
-        """The candidates that get a place among our own kernels."""
+        """The candidates that are admitted of our own kernels."""
         try:
             found = catalog.candidates(problem, self.here())
         except CandidateFailed:

@@ -157,7 +157,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
       arrive_when_loaded(loaded + 8 * i);
     }
   }
-  u32 owners[ROWS / 8], places[ROWS / 8];  // whose units this thread's sums are of, and their places there
+  u32 owners[ROWS / 8], places[ROWS / 8];  // whose units this thread's sums are of, and their addresses there
   if (PARTS > 1) {
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++) {
@@ -174,7 +174,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   if constexpr (ONCE) {
     multiply_from<0>(sums, xs + x_of_group, ws, steps);
   } else {
-    // `slot` has the next step. `free` is two places behind: the product of what was there has ended, as one product
+    // `slot` has the next step. `free` is two slots behind: the product of what was there has ended, as one product
     // alone is on its way when the next step is waited for
     int slot = 0, phase = 0, free = DEPTH - 2;
 #pragma unroll 1

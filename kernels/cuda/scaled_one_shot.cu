@@ -192,7 +192,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     load(my, w, x, ws + i * W_BYTES, xs + i * X_BYTES, ss + i * S_BYTES, i, i == last_step);
     arrive_when_loaded(loaded + 8 * i);
   }
-  u32 owners[MINE / 8], places[MINE / 8];  // whose units this thread's sums are of, and their places there
+  u32 owners[MINE / 8], places[MINE / 8];  // whose units this thread's sums are of, and their addresses there
   if (PARTS > 1) {
 #pragma unroll
     for (int i = 0; i < MINE / 8; i++) {

@@ -59,9 +59,9 @@ __device__ __forceinline__ u32 from_int4(u32 word, int i) {
   return minus(masked_or(word >> (4 * i), 0x000f000f, base), DTYPE == BF16 ? 0x43084308 : 0x64086408);
 }
 // Codes i and i + 4 of a word of e2m1 become a pair: sign, two bits of exponent and one of mantissa go where they are in 16
-// bits, which is 2^-126 (bf16) or 2^-14 (f16) of the value. In bf16 one product puts a code to both places, 64 and 4096 times
+// bits, which is 2^-126 (bf16) or 2^-14 (f16) of the value. In bf16 one product puts a code to both positions, 64 and 4096 times
 // as large, which a mask then tidies: a code has four bits, so they do not overlap. (To the left only, so of codes 2 and 3
-// the bytes change places first.)
+// the bytes are swapped first.)
 __device__ __forceinline__ u32 small_from_fp4(u32 word, int i) {
   if (DTYPE == BF16) {
     const u32 code = (i < 2 ? word : picked(word, 0, 0x2301)) & (i % 2 ? 0x00f000f0 : 0x000f000f);

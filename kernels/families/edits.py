@@ -40,8 +40,8 @@ class Edit:
     """What to write where.
 
     marks: by operand, one number per line, where a line is what a row or column of Y depends on (row of X, column of W,
-    element of a bias, row of a full C).  A finite mark multiplies the line, NaN or Inf is written at one random place
-    of it, and 1 leaves it alone.
+    element of a bias, row of a full C).  A finite mark multiplies the line, NaN or Inf is written into one random
+    element of it, and 1 leaves it alone.
     bare: bias and C are all zeros meanwhile, so that small results stay visible.
     every_second: 0 or 1 if NaN and Inf are written only into even, or only into odd, lines.
     """
@@ -87,7 +87,7 @@ class Edit:
         return None
 
     def in_every_second(self, odd: int) -> Edit:
-        """The edit with NaN and Inf at the same places, but only in even, or only in odd, lines."""
+        """The edit with NaN and Inf in the same elements, but only in even, or only in odd, lines."""
         return replace(self, every_second=odd)
 
     def odd_lines(self, y: Tensor, problem: Problem, operands: Sequence[Operand]) -> Tensor:
@@ -281,7 +281,7 @@ def _mark(lines: Tensor, marks: Tensor, seed: int, undo: list[Callable[[], objec
     if len(written):
         draw = torch.Generator().manual_seed(seed)
         *batch, _, length = lines.shape
-        places = [torch.randint(size, (len(written),), generator=draw) for size in (*batch, length)]
+        positions = [torch.randint(size, (len(written),), generator=draw) for size in (*batch, length)]
         kept = written >= 0 if every_second is None else written % 2 == every_second
-        index = [place[kept].to(lines.device) for place in (*places[:-1], written, places[-1])]
+        index = [at[kept].to(lines.device) for at in (*positions[:-1], written, positions[-1])]
         raw.index_put_(tuple(index), bits(marks[written[kept]].to(lines.device, dtype)))

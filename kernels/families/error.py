@@ -29,7 +29,7 @@ more than the floor.
 
 The cap is there because the default itself may be broken; it holds whatever the default's error is.
 
-A mixture of experts rounds to its type in several places, and a right one may round in all of them.  Their effects on Y
+A mixture of experts rounds to its type at several points, and a right one may round in all of them.  Their effects on Y
 are added up as variances, in units of one rounding (u / 2 at most, as above): weights are independent and around 0, so
 that a relative error of H's elements is the same relative error of Y:
     C     the gate's sums: a relative error of g is g act'(g) / act(g) times that in act(g), the condition number of

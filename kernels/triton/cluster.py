@@ -239,7 +239,7 @@ def add_up_and_store(
 ):
     """Add up LINES x WIDE `sums` over the cluster's thread blocks, and over COPIES that each has; store them in y.
 
-    line, place, copy: indices of `sums`, shaped to be broadcast.  line_is_row: of W, else it is a token.
+    `line`, `place`, `copy`: indices of `sums`, shaped to be broadcast.  line_is_row: of W, else it is a token.
     """
     to = place_of(line, place, copy, part, LINES, WIDE, SPLIT, COPIES)
     all_have_begun()

@@ -56,9 +56,9 @@ _OF_E2M1_TO_BF16, _OF_E2M1_OPERANDS = inline_ptx(
 
 @triton.jit
 def k_of_fp8(spot):
-    """Which k stands at a place of a tile's row.
+    """Which k stands at a position of a tile's row.
 
-    Of the place's bits in a step of 64, 2 and 1 are bits 5 and 4 of k (the thread), and 5 4 3 0 are 3 2 1 0.
+    Of the position's bits in a step of 64, 2 and 1 are bits 5 and 4 of k (the thread), and 5 4 3 0 are 3 2 1 0.
     """
     return spot // 64 * 64 + (spot // 2 % 4) * 16 + (spot // 16 % 4) * 4 + (spot // 8 % 2) * 2 + spot % 2
 

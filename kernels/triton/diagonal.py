@@ -80,7 +80,7 @@ _ON_DIAGONAL, _ON_DIAGONAL_OPERANDS = inline_ptx(
 
 @triton.jit
 def on_diagonal(sums):
-    """The sums of `add_products` that lie on the diagonal, which are dot products, added up; zero in all other places.
+    """The sums of `add_products` that lie on the diagonal, which are dot products, added up; zero everywhere else.
 
     A lane has columns 2 t and 2 t + 1 (t: lane % 4) of row g in its first two sums, of row g + 8 in its last two.
     """

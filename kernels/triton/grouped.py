@@ -1,7 +1,7 @@
 """Grouped products: rows of X, dealt out to several weights, in one launch; the experts of a mixture in a program.
 
 Y[r] = X[r] @ W[g].T for the rows r of group g, which are those from offs[g - 1] up to offs[g].  W is [G, N, K], K or N
-lying without gaps.  How many rows a group has is known on the device alone, so the grid has a place for every tile
+lying without gaps.  How many rows a group has is known on the device alone, so the grid has a block for every tile
 there can be, and each thread block finds its tile from offs: which group, and which of its rows; those that are too
 many end at once.  At decode sizes a group has one row or two, and reading the weights that were chosen is the work.
 `swap` puts rows of W on the long side of the matrix instruction and tokens on the short one, as in tiles.py.
@@ -105,14 +105,14 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         raise CandidateFailed(f"{p}: kernel grouped runs layouts nt and nn with plain weights")
     if p.n % _ALIGNED or p.k % _ALIGNED or p.batch > MAX_GROUPS:
         raise CandidateFailed(f"{p}: N and K are multiples of {_ALIGNED}, with up to {MAX_GROUPS} groups")
-    places = most_tiles(p.m, p.batch, config["tokens"])
-    if places > MAX_GRID_YZ:
-        raise CandidateFailed(f"{p}: {places} tiles are more than a grid has")
+    tiles = most_tiles(p.m, p.batch, config["tokens"])
+    if tiles > MAX_GRID_YZ:
+        raise CandidateFailed(f"{p}: {tiles} tiles are more than a grid has")
     words = {**_WORDS, **_ROWS[p.layout[1]]}
     return LaunchRecord(
         kernel=KERNEL.name,
         dtype=p.dtype,
-        grid=(Axis("", -(-p.n // config["rows"])), Axis("", places), Axis("", 1)),
+        grid=(Axis("", -(-p.n // config["rows"])), Axis("", tiles), Axis("", 1)),
         num_warps=config["warps"],
         num_stages=config["stages"],
         constants={

@@ -6,7 +6,7 @@ checked is what is published.
 
 The workspace is one buffer: COUNTERS_BYTES of counters (int32, one a tile of Y), then the partial sums (fp32, tile
 after tile, in each the slices of K in order).  The counters must be zero before the first launch and each launch leaves
-them zero.  They take the same place in every kernel's workspace, so that launches that follow one another can share
+them zero.  They lie at the same offset of every kernel's workspace, so that launches that follow one another can share
 one, whatever they are; launches that may run at the same time need a workspace each.
 """
 

@@ -4,7 +4,7 @@ A pair is a token and one of its experts.  `begin` writes the pairs in the order
 they make; `up` gathers their rows of X, multiplies gate and up rows of W1 in one tile and writes H in that order;
 `down` multiplies H by W2 and writes one row for each pair; `add` sums the rows of a token, times the routing weights.
 No sum is made with atomics, so equal calls give equal bits.  How many pairs an expert has is known on the device alone,
-so the grid has a place for every tile there can be.
+so the grid has a block for every tile there can be.
 
 Rows of W lie on the long side of the matrix instruction, tokens on the short one.  Coded weights are decoded in
 registers (coded_weights.py): e4m3 to fp16, for which rows of X and H are divided by a power of two each, 4 bits to X's
@@ -74,7 +74,7 @@ def deal(
 
 @triton.jit
 def _place(tiles, places, e, start, end, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
-    """(expert or -1, first pair, end) of the places of the grid from e + start / TOKENS on, which are this expert's.
+    """(expert or -1, first pair, end) of the thread blocks from number e + start / TOKENS on, which are this expert's.
 
     Those up to the next expert's first are as many as its tiles, or one more, so no expert needs to know of others.
     """

@@ -48,7 +48,7 @@ _FEW_ROWS: Final = 24  # of X in a group, on average
 
 @triton.jit
 def tile_at(place, offs, m, GROUPS: tl.constexpr, PLACES: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(group, its first row of the tile, its end) of the tile at this place of the grid; all 0 where there is none."""
+    """(group, its first row of the tile, its end) of the tile of this thread block; all 0 where there is none."""
     g = tl.arange(0, PLACES)
     ends = tl.minimum(tl.load(offs + g, mask=g < GROUPS, other=0), m)
     starts = tl.load(offs + g - 1, mask=(g > 0) & (g < GROUPS), other=0)
@@ -118,13 +118,13 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         raise CandidateFailed(f"{p}: kernel scaled_grouped runs grouped products of fp8 into bf16 with scales by rows")
     if p.n % _ALIGNED or p.k % _ALIGNED or p.batch > MAX_GROUPS:
         raise CandidateFailed(f"{p}: N and K are multiples of {_ALIGNED}, with up to {MAX_GROUPS} groups")
-    places = most_tiles(p.m, p.batch, config["tokens"])
-    if places > MAX_GRID_YZ:
-        raise CandidateFailed(f"{p}: {places} tiles are more than a grid has")
+    tiles = most_tiles(p.m, p.batch, config["tokens"])
+    if tiles > MAX_GRID_YZ:
+        raise CandidateFailed(f"{p}: {tiles} tiles are more than a grid has")
     return LaunchRecord(
         kernel=KERNEL.name,
         dtype=p.dtype,
-        grid=(Axis("", -(-p.n // config["rows"])), Axis("", places), Axis("", 1)),
+        grid=(Axis("", -(-p.n // config["rows"])), Axis("", tiles), Axis("", 1)),
         num_warps=config["warps"],
         num_stages=config["stages"],
         constants={

@@ -80,11 +80,11 @@ def _hash(stem: str, files: dict[str, _File]) -> str:
     todo = [(stem, name) for name in files[stem].compiled]
     seen = set(todo)
     digest = sha256()
-    for place, name in todo:  # grows
-        node = files[place].defined[name]
+    for file, name in todo:  # grows
+        node = files[file].defined[name]
         digest.update(_written(_without_docstring(node)).encode())
         for used in _names(node):
-            at = files[place].imported.get(used, (place, used))
+            at = files[file].imported.get(used, (file, used))
             if at not in seen and at[0] in files and at[1] in files[at[0]].defined:
                 seen.add(at)
                 todo.append(at)

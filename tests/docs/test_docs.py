@@ -177,7 +177,7 @@ def test_the_entry_runs_a_program_by_its_name_and_lists_them(folder: str) -> Non
         command = [sys.executable, "-m", folder, *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
-    name = {"benchmarks": "hook_overhead", "lab": "places"}[folder]
+    name = {"benchmarks": "hook_overhead", "lab": "shares"}[folder]
     listed = run()
     assert listed.returncode == 0 and re.search(rf"^{name} ", listed.stdout, re.MULTILINE)
     shown = run(name, "--help")

@@ -27,6 +27,8 @@ def prose() -> ModuleType:
         ("The call is\nserved by torch; the user is told.", ["served by torch", "told"]),
         ("200 KB a unit, 16 registers of a thread", ["a unit", "of a thread"]),
         ("A unit of time; so many that it overflows; retold", []),
+        ("It is in the same place. The grid has a place for it, at 19 places", ["place", "place", "places"]),
+        ("Sorted in place, in place of it, in torch's place; what takes its place; a place such as cuda:0", []),
     ],
 )
 def test_words_of_the_list_are_found(prose: ModuleType, text: str, words: list[str]) -> None:

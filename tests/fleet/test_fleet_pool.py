@@ -26,7 +26,7 @@ from gemmtuned.db.fleet import Unit
 from gemmtuned.db.store import Store
 from gemmtuned.fleet import claims, demand, ray_task
 from gemmtuned.fleet.bench import Answer, Bench
-from gemmtuned.fleet.board import OVER, Board, Place
+from gemmtuned.fleet.board import OVER, Board, TaskDevice
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import environment_name, result_path
@@ -36,7 +36,7 @@ from gemmtuned.fleet.opening import open_objects
 from gemmtuned.fleet.seen import Seen
 from gemmtuned.fleet.shelf import Shelf
 
-HERE_IS = Place("node a", "cpu", ENVIRONMENT.key)
+HERE_IS = TaskDevice("node a", "cpu", ENVIRONMENT.key)
 
 
 def wanted(number: int, worth: float = 1.0, environment: Environment = ENVIRONMENT) -> Wanted:
@@ -102,9 +102,9 @@ def test_a_board_gives_each_unit_once_and_takes_back_what_a_lost_task_held() -> 
     assert board.take_back("one") == first and board.take_back("one") is None
     board.answer("one", solved(first))  # it is slow, not dead: its unit is another's now
     board.answer("two", solved(second))
-    answers, stock, places, held = board.trade([first], [ENVIRONMENT.key])
+    answers, stock, devices, held = board.trade([first], [ENVIRONMENT.key])
     assert [answer.name for _, answer in answers] == [second.name]
-    assert stock == {ENVIRONMENT.key: 1} and "four" not in places and not held
+    assert stock == {ENVIRONMENT.key: 1} and "four" not in devices and not held
     assert board.next("five", HERE_IS, "1") == first
     assert board.next("six", HERE_IS, "1") is None, "more is to come"
     assert board.clear() == []

@@ -15,8 +15,8 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.seats.work_queue import owner_name
 from gemmtuned.reports import comparison, progress, render
 from gemmtuned.reports.coverage import report as coverage_report
+from gemmtuned.reports.environments import abridged
 from gemmtuned.reports.gains import report as gains_report
-from gemmtuned.reports.places import abridged
 from gemmtuned.reports.problem_list import Shape, read_list, shape_or_problem
 from gemmtuned.reports.render import Column, Report, Table
 from gemmtuned.reports.status import report as status_report

@@ -123,11 +123,11 @@ def test_what_is_of_another_table_than_the_first_is_said_so(home: Path) -> None:
     files = tune._Files(home / "a8w8_bpreshuffle_tuned_gemm.csv", None, [shuffled, plain], sort=False)
     for problem in (shuffled, plain):
         files.found([replace(made(16, device), problem=problem)], device)
-    assert files.notes == [f"1 has no place in that table, for example {plain}: it is of AITER's family a8w8"]
+    assert files.notes == [f"1 does not fit that table, for example {plain}: it is of AITER's family a8w8"]
     odd = replace(shuffled, bias=True)
     files.found([replace(made(16, device), problem=odd)], device)
     (note,) = files.notes
-    assert note.startswith("2 have no place in that table")
+    assert note.startswith("2 do not fit that table")
 
 
 # --- runs

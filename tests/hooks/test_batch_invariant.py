@@ -96,7 +96,7 @@ def _other_at_m(x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return _in_order(x, b.t(), 2 if x.shape[0] == 131 else 1)
 
 
-def _other_in_place(x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def _other_at_77(x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     y = _in_order(x, b.t(), 1)
     if x.shape[0] == 200:
         y[77:78] = _in_order(x[77:78], b.t(), 2)
@@ -108,8 +108,8 @@ def test_a_kernel_that_adds_up_alike_for_every_row_is_proven() -> None:
     assert prove(alike, replace(ASKED, n=4), device=CPU) == 2 * sum(range(1, CHAIN_M + 1))
 
 
-@pytest.mark.parametrize(("call", "where"), [(_other_at_m, "place 0 of 131"), (_other_in_place, "place 77 of 200")])
-def test_another_order_at_one_m_or_in_one_place_is_found(call, where: str) -> None:
+@pytest.mark.parametrize(("call", "where"), [(_other_at_m, "position 0 of 131"), (_other_at_77, "position 77 of 200")])
+def test_another_order_at_one_m_or_one_position_is_found(call, where: str) -> None:
     with pytest.raises(Wrong, match=where):
         prove(StatelessKernel(call), replace(ASKED, n=4), device=CPU)
 

@@ -363,7 +363,7 @@ def test_variables_decide_what_is_captured_and_dispatched(home: Home, env: dict[
     assert (home.path / "tune.db").exists() == ("GEMMTUNED_DISPATCH" not in env or env["GEMMTUNED_DISPATCH"] == "0")
 
 
-def test_a_row_that_the_native_table_has_no_place_for_leaves_the_others_in_use(home: Home) -> None:
+def test_a_row_that_the_native_table_cannot_hold_leaves_the_others_in_use(home: Home) -> None:
     strange = published(replace(LINEAR, k=17, packing="of_tomorrow"), "torch", state="default_best")
     publish(home.path / "configs", [strange, published(LINEAR, "torch_swap")], 3)
     done = home.run(
@@ -375,6 +375,6 @@ def test_a_row_that_the_native_table_has_no_place_for_leaves_the_others_in_use(h
         print(json.dumps([gemmtuned.status()["refused"], gemmtuned.status()["reload_failures"]]))
         """
     )
-    assert done.said == [{"the native table has no place for it": 1}, 0]
+    assert done.said == [{"the native table cannot hold it": 1}, 0]
     assert len(done.ours) == 1 and "of_tomorrow" in done.ours[0]
     assert home.counts() == {(str(LINEAR), "exact"): 1}

@@ -429,7 +429,7 @@ def test_a_replay_counts_for_the_ops_that_count_themselves(run: Any) -> None:
     for outcome in ("exact", "exact", "miss"):
         hook.op_captured(mixture, outcome, "cuda:0")
     cuda.fake_capture(0x5000, 0, 0, 0)
-    hook.op_captured(dataclasses.replace(mixture, act="tanh_gated"), "exact", "cuda:0")  # has no place in the key
+    hook.op_captured(dataclasses.replace(mixture, act="tanh_gated"), "exact", "cuda:0")  # the key cannot hold it
     hook.op_captured(mixture, "exact", "cuda:0")  # no capture: nothing is replayed
     said = [list(hook.drain())]
     hook.graph_replayed(number, 3)

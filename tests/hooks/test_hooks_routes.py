@@ -171,7 +171,7 @@ def test_groups_with_scales_are_routed_by_a_kernel_that_takes_both(tmp_path: Pat
         Problem(family="fast.scores", m=8, n=256, k=1024, experts=100_000, topk=1, inter=1, act="silu"),
     ],
 )
-def test_a_row_that_the_native_table_has_no_place_for_costs_that_row(problem: Problem) -> None:
+def test_a_row_that_the_native_table_cannot_hold_costs_that_row(problem: Problem) -> None:
     """Of a version to come, say: the whole generation was once not taken up."""
     strange = replace(SOLUTION, problem=problem, backend="torch", stamp="2.11", state="default_best", launch="")
     found, refused = rows(strange, SOLUTION, strange)

@@ -1,11 +1,11 @@
 """What the shares of kernels/budget.json lose on timings of whole spaces, and which shares these ask for.
 
-    python -m lab places lab/results/exhaustive-*-h200-*.json [--near 1.01 --write]
+    python -m lab shares lab/results/exhaustive-*-h200-*.json [--near 1.01 --write]
 
-For each shape the best of our kernels' candidates that get a place is set against the best of all that were timed.  The
-share that a kernel would need for a row of the table is how far down its own order its first candidate stands that is
-within --near of the best, the largest of all shapes of that row; 0 where it never is.  --write puts these shares into
-the rows that the timings are about; look at what they lose before you keep them.  Needs no GPU.
+For each shape the best of our kernels' candidates that are admitted is set against the best of all that were timed.
+The share that a kernel would need for a row of the table is how far down its own order its first candidate stands that
+is within --near of the best, the largest of all shapes of that row; 0 where it never is.  --write puts these shares
+into the rows that the timings are about; look at what they lose before you keep them.  Needs no GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def key(candidate: Candidate) -> str:
     return f"{kernel.name} {json.dumps(kernel.checked(values), sort_keys=True)}"
 
 
-def places_needed(offers: dict[str, list[Offer]], times: dict[str, float], near: float) -> Counter[str]:
+def shares_needed(offers: dict[str, list[Offer]], times: dict[str, float], near: float) -> Counter[str]:
     """For each kernel how far down its own order its first candidate stands that is within `near` of the best."""
     alike = json.loads(TABLE.read_text())["alike"]
     free = budget.Shares({}, {}, alike, 1 << 30)
@@ -77,21 +77,21 @@ def main() -> None:
         problem = Problem(m=row["m"], n=row["n"], k=row["k"])
         offers = catalog.offers(problem, H200)
         kernels = {o.kernel for offered in offers.values() for o in offered}
-        place = table["rows"].index(budget.row_for(problem, H200, kernels))
+        number = table["rows"].index(budget.row_for(problem, H200, kernels))
         dealt = [key(c) for found in budget.deal(problem, H200, offers).values() for c in found]
-        placed = [times[one] for one in dealt if one in times]
-        if placed:
-            over[place].append(min(placed) / min(times.values()))
-        needed[place] |= places_needed(offers, times, args.near)
-    for place in sorted(needed):
-        row, ratios = table["rows"][place], over[place] or [math.nan]
+        admitted = [times[one] for one in dealt if one in times]
+        if admitted:
+            over[number].append(min(admitted) / min(times.values()))
+        needed[number] |= shares_needed(offers, times, args.near)
+    for number in sorted(needed):
+        row, ratios = table["rows"][number], over[number] or [math.nan]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         print(
             f"up to M = {row['up_to_m']}: {mean:.4f} of the best timed, {max(ratios):.4f} at the worst of {len(ratios)}"
         )
-        for kernel, share in sorted(needed[place].items()):
-            print(f"    {kernel}: {row['kernels'].get(kernel, table['unmeasured'])} places, {share} asked for")
-        row["kernels"] |= needed[place]
+        for kernel, share in sorted(needed[number].items()):
+            print(f"    {kernel}: {row['kernels'].get(kernel, table['unmeasured'])} candidates, {share} asked for")
+        row["kernels"] |= needed[number]
     if args.write:
         TABLE.write_text(json.dumps(table, indent=1) + "\n")
         print("written", TABLE)
