@@ -77,7 +77,7 @@ class LockFile:
     def _is_current(self, *, make: bool) -> bool:
         """Whether the file that we have open is the one that others would lock."""
         found = lies_at(self.path)
-        return found == self._which or (found is None and not make)
+        return found == self._which if found is not None else not make
 
     def release(self) -> None:
         """Release the lock; only its holder may call this. Never raises, because the guarded work is done."""
@@ -109,7 +109,7 @@ class LockFile:
 
     def _is_open(self) -> bool:
         """Whether the descriptor is still ours: the program may have closed it, and opened another file there."""
-        return self._fd is not None and identity_of(self._fd) == self._which
+        return self._fd is not None and self._which is not None and identity_of(self._fd) == self._which
 
     def after_fork(self) -> None:
         """In the child: forget the parent's lock. Closing our copy of the descriptor does not release it."""

@@ -52,6 +52,16 @@ class CpuLocks:
             logger.warning("CPUs not locked: daemons of other homes are seen by their load alone reason=%r", trouble)
         return why
 
+    def lost(self) -> str:
+        """As Lock.lost; where another has one of them, none is kept."""
+        why = self._own.lost()
+        for lock in self._each:
+            with contextlib.suppress(LockingError):
+                why = why or lock.hold()
+        if why:
+            self.drop()
+        return why
+
     def drop(self) -> None:
         """Let them go."""
         for lock in (*self._each, self._own):

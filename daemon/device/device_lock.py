@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
 import time
@@ -22,6 +23,8 @@ from gemmtuned.configs.solution import slug
 from gemmtuned.db.descriptors import identity_of
 from gemmtuned.db.lockfile import STOPPED, holder, lies_at, open_lock, what_lies_there
 
+logger = logging.getLogger("gemmtuned.daemon")
+
 _TRIES: Final = 3
 
 
@@ -30,6 +33,9 @@ class Lock(Protocol):
 
     def take(self) -> str:
         """Hold it, or see that we still do; "" when it is ours, else why it is not. Never waits."""
+
+    def lost(self) -> str:
+        """As take, of one that we hold; "" too where nobody can be seen to have it: it may not be asked for now."""
 
     def drop(self) -> None:
         """Let it go."""
@@ -47,6 +53,8 @@ class DeviceLock:
         self._path = folder / f"gemmtuned-{slug(device_id, 80)}.lock"
         self._who = who
         self._fd: int | None = None
+        self._which: tuple[int, int] | None = None  # the file that it is of
+        self._said = ""
 
     def take(self) -> str:
         """Hold it; "" when it is ours, else why it is not. Never waits."""
@@ -55,23 +63,36 @@ class DeviceLock:
         except LockingError as err:
             return str(err)
 
+    def lost(self) -> str:
+        """As Lock.lost: where it cannot be asked for (no file can be opened), nothing says that it is lost."""
+        try:
+            return self.hold()
+        except LockingError as err:
+            if str(err) != self._said:
+                self._said = str(err)
+                logger.warning("lock not looked at, asked again reason=%r", self._said)
+            return ""
+
     def hold(self) -> str:
         """As take, but for a file that cannot be locked by anybody here: raises LockingError."""
         if self._fd is not None and self._is_there(self._fd):
             with contextlib.suppress(OSError):  # for those who clean /tmp by age; another user's cannot be touched
                 os.utime(self._fd)
             return ""
+        self._mind_descriptor()
         for _ in range(_TRIES):
             fd, why = self._locked()
             if fd is None:
                 return why
+            if fd == self._fd:
+                return ""
             if self._is_there(fd):
                 break
             os.close(fd)  # it was removed before we had it
         else:
             raise LockingError(f"{self._path}: is removed again and again. Set GEMMTUNED_DEVICE_LOCKS")
         self.drop()  # the one that was removed while we held it
-        self._fd = fd
+        self._fd, self._which = fd, identity_of(fd)
         with contextlib.suppress(OSError):  # another user's file can be locked, but not written
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{self._who}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
@@ -79,10 +100,14 @@ class DeviceLock:
 
     def _is_there(self, fd: int) -> bool:
         """Whether the file that is open here is the one that others would lock."""
-        return lies_at(self._path) == identity_of(fd)
+        found = identity_of(fd)
+        return found is not None and found == lies_at(self._path)
 
     def _locked(self) -> tuple[int | None, str]:
-        """A descriptor of the file that lies there, locked; or None, and who holds it. Raises LockingError."""
+        """A descriptor of the file that lies there, locked; or None, and who holds it. Raises LockingError.
+
+        The descriptor is the one that we have where that file is the same: a look at it may have failed once.
+        """
         try:
             fd = self._open()
         except OSError as err:
@@ -92,6 +117,9 @@ class DeviceLock:
             raise LockingError(
                 f"{self._path}: cannot be opened ({err.strerror or err}). Set GEMMTUNED_DEVICE_LOCKS"
             ) from err
+        if self._fd is not None and identity_of(fd) == self._which:
+            os.close(fd)
+            return self._fd, ""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -107,10 +135,16 @@ class DeviceLock:
 
     def drop(self) -> None:
         """Let it go."""
+        self._mind_descriptor()
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, 0)
             os.close(self._fd)
+            self._fd = None
+
+    def _mind_descriptor(self) -> None:
+        """Forget one that was closed under us: it may be another file's by now."""
+        if self._fd is not None and (self._which is None or identity_of(self._fd) != self._which):
             self._fd = None
 
     def _held_by(self, fd: int) -> str:

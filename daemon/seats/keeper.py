@@ -77,7 +77,7 @@ class Keeper:
         if self.worker is None or self._lock is None or self._always or not self._look.is_due(now_s):
             return ""
         self._look.wait_until(now_s + HELD_S)
-        self.taken = self._lock.take()
+        self.taken = self._lock.lost()
         return self.taken
 
     def failed(self, reason: str, now_s: float) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,12 @@ from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.sighting import Sighting
-from gemmtuned.daemon.device import cpu_locks
+from gemmtuned.daemon.device import cpu_locks, device_lock
 from gemmtuned.daemon.device.cpu_locks import CpuLocks, with_siblings
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.status_file import read_notice
 from gemmtuned.db import queries
+from gemmtuned.db.lockfile import LockFile
 from gemmtuned.db.store import Store
 from gemmtuned.fleet.on_this_host import device_here
 
@@ -167,6 +169,73 @@ def test_a_lock_that_a_cleaner_removes_is_taken_again(locks: Callable[..., CpuLo
     other.drop()
     assert one.take() == ""
     assert "home one, since" in other.take()
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Nothing can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/", os.O_PATH)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/", os.O_PATH)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_lock_that_cannot_be_asked_for_is_not_lost(
+    locks: Callable[..., CpuLocks], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that may open no more files: the worker goes on, and the lock is asked for again."""
+    one, other = locks("one", 0), locks("other", 0)
+    files = [tmp_path / "locks" / "gemmtuned-cpu-0.lock", tmp_path / "one" / "gemmtuned-cpu.lock"]
+    assert one.take() == ""
+    for file in files:
+        file.unlink()
+    with no_more_files(), caplog.at_level(logging.WARNING, "gemmtuned"):
+        assert one.lost() == "" == one.lost()
+        assert "as many files open as it may" in one.take(), "none is taken anew"
+    assert caplog.text.count("asked again") == 1
+    assert one.take() == "" and all(file.exists() for file in files)
+    files[0].unlink()
+    assert other.take() == "" and "home other, since" in one.lost()
+
+
+def test_a_look_that_fails_once_takes_our_own_lock_for_nobody_elses(
+    locks: Callable[..., CpuLocks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = locks("one", 0)
+    assert one.take() == ""
+    monkeypatch.setattr(device_lock, "lies_at", lambda path: None)
+    assert one.take() == "" == one.lost()
+    monkeypatch.undo()
+    assert "home one, since" in locks("other", 0).take()
+
+
+def test_a_lock_whose_descriptor_and_file_are_gone_is_not_held(tmp_path: Path) -> None:
+    lock, again = DeviceLock(tmp_path, "GPU-1", "me"), LockFile(tmp_path / "db.lock")
+    assert lock.take() == "" and again.acquire(0)
+    again.release()
+    for name in ("gemmtuned-gpu-1.lock", "db.lock"):
+        (fd,) = (int(fd.name) for fd in Path("/proc/self/fd").iterdir() if _leads_to(fd, tmp_path / name))
+        os.close(fd)
+        (tmp_path / name).unlink()
+    assert lock.take() == "" and (tmp_path / "gemmtuned-gpu-1.lock").exists()
+    assert "me, since" in DeviceLock(tmp_path, "GPU-1", "another").take()
+    assert again.acquire(0, make=True) and not LockFile(tmp_path / "db.lock").acquire(0)
+    again.release()
+    lock.drop()
+    again.close()
+
+
+def _leads_to(fd: Path, file: Path) -> bool:
+    try:
+        return fd.readlink() == file
+    except OSError:
+        return False
 
 
 def test_who_wants_it_at_once_keeps_what_can_be_had(locks: Callable[..., CpuLocks]) -> None:
