@@ -26,6 +26,7 @@ from gemmtuned.ops.quantised import (
     gemm_a16w8,
 )
 from gemmtuned.ops.shuffle import PRESHUFFLE_M_THRESHOLD, ShuffleError, shuffle_weight, unshuffle_weight
+from gemmtuned.ops.tensors import some_tensor
 from gemmtuned.ops.tuned_gemm import TunedGemm, tgemm
 
 __all__ = [
@@ -89,7 +90,7 @@ def gemm_a16w16_atomic(
     each part rounded first, onto a y that must be zero.  Here the parts of a split are added in a fixed order, in fp32
     and rounded once, and what y held does not matter.  config: tile sizes of AITER's kernel, taken and not used.
     """
-    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
+    if some_tensor("x", x).dim() != 2 or some_tensor("w", w).dim() != 2 or x.shape[1] != w.shape[1]:
         raise GemmtunedError(f"x is {tuple(x.shape)} and w {tuple(w.shape)}, expected [M, K] and [N, K]")
     return _into(y, tgemm.gemm_a16w16(x, w, otype=dtype))
 
@@ -141,6 +142,6 @@ def gemm_afp4wfp4(
 def _into(y: Tensor | None, found: Tensor) -> Tensor:
     if y is None:
         return found
-    if y.shape != found.shape or y.dtype != found.dtype:
+    if some_tensor("y", y).shape != found.shape or y.dtype != found.dtype:
         raise GemmtunedError(f"y is {tuple(y.shape)} {y.dtype}, expected {tuple(found.shape)} {found.dtype}")
     return y.copy_(found)

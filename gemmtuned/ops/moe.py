@@ -37,6 +37,7 @@ from gemmtuned.ops.moe_table import MISS, Serving, give_up, serving
 from gemmtuned.ops.plain import PLAIN, nobody_looks_on
 from gemmtuned.ops.plans import place_of
 from gemmtuned.ops.quantised_arguments import wants_derivatives
+from gemmtuned.ops.tensors import tensor
 
 log = logging.getLogger("gemmtuned.ops")
 
@@ -118,7 +119,7 @@ def fused_moe(
     )  # fmt: skip
     if torch.compiler.is_compiling() and not is_exporting() and wants_derivatives(*given[:10]):
         return _beside_the_graph(*given) if _has_way_beside() else _eager(*given)
-    if torch.compiler.is_compiling() or _is_traced(hidden_states):
+    if torch.compiler.is_compiling() or _is_traced(tensor("hidden_states", hidden_states)):
         return _through_operator(*given)
     return _eager(*given)
 

@@ -12,6 +12,7 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import E8M0, FLOATS, FP8, PACKED_FP4
 from gemmtuned.kernels.mixture import How, Operands
 from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled
+from gemmtuned.ops.tensors import tensor
 
 _BYTES: Final = (*FP8, torch.int8)
 _ACTS: Final = {"silu": "silu", "gelu": "gelu", "swiglu": "swiglu"}
@@ -33,7 +34,7 @@ def how_of(
     """
     act = _named(activation, "activation", dict(enumerate(_ACT_NUMBERS)), _ACTS)
     quant = _named(quant_type, "quant_type", {**dict(enumerate(_QUANTS)), 100: "per_group"}, {**_QUANTS, **_GROUPS})
-    if w1.dim() != 3 or w2.dim() != 3:
+    if tensor("w1", w1).dim() != 3 or tensor("w2", w2).dim() != 3:
         raise GemmtunedError(
             f"w1 is {tuple(w1.shape)} and w2 {tuple(w2.shape)}, expected [experts, 2 * inter or inter, width] and "
             "[experts, width, inter]"
@@ -64,7 +65,8 @@ def operands_of(
         raise GemmtunedError(f"dtype is {dtype}, expected one of {', '.join(map(str, FLOATS))}")
     experts = _check_sizes(x, w1, w2, how)
     tokens = x.shape[0]
-    if ids.dim() != 2 or ids.shape[0] != tokens or weights.shape != ids.shape or not ids.shape[1]:
+    tensor("topk_weight", weights)
+    if tensor("topk_ids", ids).dim() != 2 or ids.shape[0] != tokens or weights.shape != ids.shape or not ids.shape[1]:
         raise GemmtunedError(
             f"topk_ids is {tuple(ids.shape)} and topk_weight {tuple(weights.shape)}, expected [{tokens}, topk] twice"
         )
@@ -75,7 +77,7 @@ def operands_of(
     x = _dequantised(x, scale_x, dtype)
     given = {"w1": w1, "w2": w2, "topk_weight": weights, "topk_ids": ids, "w1_scale": scale1, "w2_scale": scale2}
     for name, t in {**given, "bias1": bias1, "bias2": bias2}.items():
-        if t is not None and t.device != x.device:
+        if t is not None and tensor(name, t).device != x.device:
             raise GemmtunedError(f"{name} is on {t.device}, hidden_states on {x.device}")
     found = []
     for name, w, scale, bias in (("1", w1, scale1, bias1), ("2", w2, scale2, bias2)):
@@ -94,9 +96,7 @@ def check_others(mask: Tensor | None, tokens: Tensor | None, o: Operands) -> Non
     """Nothing where expert_mask and num_local_tokens fit the operands. Raises GemmtunedError."""
     experts = len(o.w1)
     for name, given in (("expert_mask", mask), ("num_local_tokens", tokens)):
-        if given is not None and not isinstance(given, Tensor):
-            raise GemmtunedError(f"{name} is {given!r}, expected a tensor")
-        if given is not None and given.device != o.x.device:
+        if given is not None and tensor(name, given).device != o.x.device:
             raise GemmtunedError(f"{name} is on {given.device}, hidden_states on {o.x.device}")
     if mask is not None and mask.numel() < experts:
         raise GemmtunedError(
@@ -125,7 +125,7 @@ def _dequantised(x: Tensor, scale: Tensor | None, dtype: torch.dtype | None) -> 
         raise GemmtunedError(f"hidden_states is {x.dtype}, expected one of {', '.join(map(str, FLOATS))}, or fp8")
     if scale is None or dtype is None:
         raise GemmtunedError(f"hidden_states is {x.dtype}: a1_scale, and dtype for the result, are needed")
-    if not scale.is_floating_point():
+    if not tensor("a1_scale", scale).is_floating_point():
         raise GemmtunedError(f"a1_scale is {scale.dtype}, expected floating point numbers")
     if scale.device != x.device:
         raise GemmtunedError(f"a1_scale is on {scale.device}, hidden_states on {x.device}")

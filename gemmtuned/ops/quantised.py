@@ -32,12 +32,12 @@ from gemmtuned.ops.quantised_arguments import (
     scale_of,
     scaled_bias,
     scales_of,
-    tensor,
     wants_derivatives,
     zero_points_of,
 )  # fmt: skip
 from gemmtuned.ops.shuffle import is_shuffled, unshuffle_weight
 from gemmtuned.ops.shuffled import can_be_read, shuffled_linear
+from gemmtuned.ops.tensors import tensor
 from gemmtuned.ops.weight_only import weight_only_linear
 
 
@@ -89,7 +89,7 @@ def gemm_a8w8_bpreshuffle(
     check is taken and not used: operands are always checked.
     Raises GemmtunedError for a weight without the mark of `shuffle_weight`.
     """
-    if not is_shuffled(WQ):
+    if not is_shuffled(tensor("gemm_a8w8_bpreshuffle: the weight", WQ)):
         raise GemmtunedError(
             "gemm_a8w8_bpreshuffle: the weight is not marked as shuffled: shuffle_weight(w) marks what it gives (a "
             "view or a copy loses the mark: set w.is_shuffled = True), gemm_a8w8 takes plain weights"
@@ -241,7 +241,7 @@ def gemm_a16w4(
             "group] of floats for w of torch.uint8"
         )
     for name, of_groups in (("w_scale", w_scale), ("w_zeros", w_zeros)):
-        if of_groups is not None and of_groups.device != w.device:
+        if of_groups is not None and tensor(f"{op}: {name}", of_groups).device != w.device:
             raise GemmtunedError(f"{op}: {name} is on {of_groups.device}, its operand on {w.device}")
     if w_zeros is None:
         return weight_only_linear(x, codes, w_scale, added)
@@ -268,7 +268,7 @@ def batched_gemm_bf16(
     Raises GemmtunedError for other sizes and types, and for a shuffled weight.
     """
     op = "batched_gemm_bf16"
-    added = _check_batched(op, XQ, WQ, bias, dtype, XQ.dtype)
+    added = _check_batched(op, XQ, WQ, bias, dtype)
     if XQ.dtype != WQ.dtype or XQ.dtype not in FLOATS:
         raise GemmtunedError(f"{op}: XQ is {XQ.dtype} and WQ {WQ.dtype}, expected one of {', '.join(map(str, FLOATS))}")
     return (torch.bmm(XQ, WQ.mT) if added is None else torch.baddbmm(added, XQ, WQ.mT)).to(dtype)
@@ -289,7 +289,7 @@ def batched_gemm_a8w8(
     the result fifth.  splitK is taken and not used.  Raises GemmtunedError for other sizes and types.
     """
     op = "batched_gemm_a8w8"
-    added = _check_batched(op, XQ, WQ, bias, dtype, dtype)
+    added = _check_batched(op, XQ, WQ, bias, dtype, rounded=dtype)
     b, m, n = XQ.shape[0], XQ.shape[1], WQ.shape[1]
     of_x = scales_of(f"{op}: x_scale", x_scale, XQ, (b, m, 1))
     of_w = scales_of(f"{op}: w_scale", w_scale, WQ, (b, 1, n))
@@ -315,21 +315,21 @@ def _check_types(op: str, x: Tensor, w: Tensor, dtype: torch.dtype) -> None:
 
 
 def _check_batched(
-    op: str, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, rounded: torch.dtype
+    op: str, x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, rounded: torch.dtype | None = None
 ) -> Tensor | None:
-    """The bias, in the type `rounded`."""
+    """The bias, in the type `rounded`, or x's."""
     check_plain(op, w)
-    if x.dim() != 3 or w.dim() != 3 or x.shape[0] != w.shape[0] or x.shape[2] != w.shape[2]:
+    if tensor(f"{op}: XQ", x).dim() != 3 or w.dim() != 3 or x.shape[0] != w.shape[0] or x.shape[2] != w.shape[2]:
         raise GemmtunedError(f"{op}: XQ is {tuple(x.shape)} and WQ {tuple(w.shape)}, expected [B, M, K] and [B, N, K]")
     if x.device != w.device:
         raise GemmtunedError(f"{op}: XQ is on {x.device} and WQ on {w.device}")
     check_result(op, dtype)
     if bias is None:
         return None
-    if tuple(bias.shape) != (w.shape[0], 1, w.shape[1]) or bias.is_complex():
+    if tuple(tensor(f"{op}: bias", bias).shape) != (w.shape[0], 1, w.shape[1]) or bias.is_complex():
         raise GemmtunedError(
             f"{op}: bias is {tuple(bias.shape)} of {bias.dtype}, expected [{w.shape[0]}, 1, {w.shape[1]}]"
         )
     if bias.device != w.device:
         raise GemmtunedError(f"{op}: bias is on {bias.device}, its operand on {w.device}")
-    return bias.to(rounded)
+    return bias.to(rounded or x.dtype)

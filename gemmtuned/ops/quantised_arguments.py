@@ -15,15 +15,9 @@ from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import E8M0, FLOATS, PACKED_FP4
 from gemmtuned.kernels.integers import plain_rows
 from gemmtuned.ops.shuffle import is_shuffled, is_view_of_shuffled
+from gemmtuned.ops.tensors import tensor
 
 GROUP_FP4: Final = 32  # values of K with one e8m0 scale
-
-
-def tensor(what: str, given: Any) -> Tensor:
-    """What was given, where it is a tensor."""
-    if not isinstance(given, Tensor):
-        raise GemmtunedError(f"{what} is {given!r}, expected a tensor")
-    return given
 
 
 def by_row(of_x: Tensor, of_w: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +33,7 @@ def check_plain(op: str, w: Tensor) -> None:
 
 def check_k(op: str, x: Tensor, w: Tensor) -> None:
     """Nothing where x is [.., K] and w [N, K], on one device."""
-    if w.dim() != 2 or not tensor(f"{op}: x", x).dim() or x.shape[-1] != w.shape[1]:
+    if tensor(f"{op}: w", w).dim() != 2 or not tensor(f"{op}: x", x).dim() or x.shape[-1] != w.shape[1]:
         raise GemmtunedError(f"{op}: x is {tuple(x.shape)} and w {tuple(w.shape)}, expected [.., K] and [N, K]")
     if x.device != w.device:
         raise GemmtunedError(f"{op}: x is on {x.device} and w on {w.device}")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels import shuffled_order
+from gemmtuned.ops.tensors import tensor
 
 PRESHUFFLE_M_THRESHOLD: Final = 128  # AMD's guide: below it a shuffled weight is slower
 _RUN_BYTES: Final = 16
@@ -75,7 +76,7 @@ def _mark(x: Tensor, layout: tuple[int, int] | str) -> Tensor:
 
 def _tile(x: Tensor, layout: tuple[int, int] | str) -> tuple[int, int, int]:
     """(rows, columns, elements of 16 bytes) of a tile. Raises ShuffleError."""
-    if x.dim() < 2:
+    if tensor("the weight", x).dim() < 2:
         raise ShuffleError(f"a weight has at least two dimensions, this one has {x.dim()}")
     n, k = x.shape[-2:]
     if isinstance(layout, str):
@@ -84,7 +85,9 @@ def _tile(x: Tensor, layout: tuple[int, int] | str) -> tuple[int, int, int]:
         if n % _TN_MULTIPLE or k % _TN_MULTIPLE:
             raise ShuffleError(f"layout 'tn' needs N and K to be multiples of {_TN_MULTIPLE}, the weight is {n}x{k}")
         layout = _TN
-    if len(layout) != 2 or min(layout) < 1:
+    if not isinstance(layout, tuple | list) or len(layout) != 2 or not all(isinstance(side, int) for side in layout):
+        raise ShuffleError(f"layout is {layout!r}, expected 'tn', or a pair such as (16, 16)")
+    if min(layout) < 1:
         raise ShuffleError(f"layout {layout!r} is not known: 'tn', or a pair such as (16, 16)")
     rows, cols = layout[0], 2 * layout[1]
     run = _RUN_BYTES // x.element_size()

@@ -69,8 +69,8 @@ def _has_kernels(index: int) -> bool:
 
 def can_be_read(x: Any, w: Any, *others: Any) -> bool:
     """Whether the operator may take x [M, K] and a shuffled w [N, K] as they are, and nobody looks into the product."""
-    given = [t for t in (x, w, *others) if t is not None]
-    if not all(isinstance(t, Tensor) for t in given):
+    given = [x, w, *(t for t in others if t is not None)]
+    if not all(isinstance(t, Tensor) and t.layout is torch.strided for t in given):
         return False  # the checks of a plain weight have the words for it
     if x.device.type not in ("cpu", "cuda") or x.dim() != 2 or x.shape[1:] != w.shape[1:] or not min(x.shape):
         return False

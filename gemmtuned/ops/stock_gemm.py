@@ -12,6 +12,7 @@ from torch import Tensor
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.kernels.dtypes import FP8
 from gemmtuned.ops.quantised_arguments import row_of, wants_derivatives
+from gemmtuned.ops.tensors import some_tensor
 
 _OP: Final = "gemm_a16w16"
 
@@ -68,7 +69,7 @@ def _scaled(
 def _scale(name: str, scale: Tensor | None, x: Tensor) -> Tensor:
     if scale is None:
         return torch.ones(1, dtype=torch.float32, device=x.device)
-    if scale.numel() != 1:
+    if some_tensor(f"{_OP}: {name}", scale).numel() != 1:
         raise GemmtunedError(
             f"{_OP}: {name} is {tuple(scale.shape)}, expected one number: gemm_a8w8 takes one for each row"
         )

@@ -37,6 +37,7 @@ from gemmtuned.ops.shuffle import (
     unshuffle_weight,
 )
 from gemmtuned.ops.stock_gemm import as_weight, stock_gemm
+from gemmtuned.ops.tensors import some_tensor
 
 log = logging.getLogger("gemmtuned.ops")
 CACHED: Final = 4096  # AITER's
@@ -115,6 +116,7 @@ class TunedGemm:
         """As `gemmtuned.ops.gemm_a16w16`."""
         if scale_c is not None:
             raise GemmtunedError("scale_c is for fp8 results, which this version does not make: scale the result")
+        _check_operands(x, weight, bias, otype)
         shuffled = is_shuffled(weight) if bpreshuffle is None else bpreshuffle
         if bpreshuffle is None and is_view_of_shuffled(weight):
             raise ShuffleError(
@@ -220,6 +222,17 @@ class TunedGemm:
             scaleAB=key.scaleAB, bpreshuffle=key.bpreshuffle,
         )  # fmt: skip
         return (fallback(key, device.arch), None) if found is None else chosen(found)
+
+
+def _check_operands(x: Any, weight: Any, bias: Any, otype: Any) -> None:
+    """Nothing where these are tensors, the weight where x is: torch's product of CPU and meta has any numbers."""
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
+        for name, given in (("x", x), ("the weight", weight), ("bias", bias)):
+            some_tensor(f"gemm_a16w16: {name}", given)
+    if x.device != weight.device:
+        raise GemmtunedError(f"gemm_a16w16: x is on {x.device} and the weight on {weight.device}")
+    if otype is not None and not isinstance(otype, torch.dtype):
+        raise GemmtunedError(f"gemm_a16w16: otype is {otype!r}, expected a torch.dtype")
 
 
 def _unshuffled(w: Tensor) -> Tensor:
