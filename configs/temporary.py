@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -14,8 +15,10 @@ def temporary_path(path: Path) -> Path:
     """A name next to `path` that no other writer has.
 
     The number of a process is not enough: containers and hosts that share a folder count theirs each for itself, and a
-    process may have several threads that write.
+    process may have several threads that write.  Raises IsADirectoryError for `.` and `/`, which name no file.
     """
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 

@@ -87,6 +87,14 @@ def test_a_pipe_a_device_and_what_is_open_are_not_replaced_by_a_file(
         target_of(Path("/dev/null"), Settings.from_env({"GEMMTUNED_HOME": str(home)}))
 
 
+def test_a_folder_is_no_file_to_write_a_page_to(home: Path, call: Cli) -> None:
+    """Some have no name of their own that a new file could be called by while it is written."""
+    for folder in (".", "/", "..", str(home)):
+        done = call("report", "-o", folder)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"gemmtuned: {folder}: ") and "another path with --out" in done.stderr
+
+
 def test_a_page_is_written_into_a_pipe_or_to_what_is_open(home: Path, call: Cli) -> None:
     (home.parent / "out").symlink_to("/proc/self/fd/1")
     done = call("report", "-o", "out")
