@@ -30,7 +30,7 @@ from fleet_simulated_store import ENVIRONMENT, Hub, Store
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.db.fleet import LOW
 from gemmtuned.fleet import claiming, claims
-from gemmtuned.fleet.down import FETCH
+from gemmtuned.fleet.fetch_results import FETCH
 from gemmtuned.fleet.sync import OPEN
 from gemmtuned.fleet.times import PACE, SLACK_S
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gemmtuned.fleet.demand import Wanted
     from gemmtuned.fleet.objects import Objects
     from gemmtuned.fleet.on_ray import How
+    from gemmtuned.fleet.pool_client import PoolClient
     from gemmtuned.fleet.ran import Ran
     from gemmtuned.fleet.ray_task import Node
-    from gemmtuned.fleet.shelf import Shelf
 
 app = typer.Typer(
     cls=Group,
@@ -156,10 +156,10 @@ def _on_ray(
             count = tasks_for(ray, how, len(ours))
             by = f"by {several(count, 'task')} of {lent} each"
             return _plan(look_around(ray), ours, [by, *left_out], tasks=count, gpu=how.gpu)
-        shelf = _shelf(here, objects)
+        client = _client(here, objects)
         with progress(quiet=quiet, steady=True) as tell:
-            ran = Pool(ray, ours, shelf, how, tell).run() if ours else _nothing()
-    return ran, ours, len(shelf.there), len(shelf.theirs), left_out
+            ran = Pool(ray, ours, client, how, tell).run() if ours else _nothing()
+    return ran, ours, len(client.solved_elsewhere), len(client.held_elsewhere), left_out
 
 
 def _here(
@@ -176,19 +176,19 @@ def _here(
     left_out = []
     if len(ours) < len(wanted):
         left_out.append(f"{several(len(wanted) - len(ours), 'problem')} for other devices than {monitor.device.key}")
-    shelf = _shelf(here, objects)
+    client = _client(here, objects)
     with progress(quiet=quiet, steady=True) as tell:
         make_worker = partial(WORKER, pieces=Pieces.of(here))
-        ran = tune_here(ours, shelf, monitor, tell, lock=lock, make_worker=make_worker) if ours else _nothing()
-    return ran, ours, len(shelf.there), len(shelf.theirs), left_out
+        ran = tune_here(ours, client, monitor, tell, lock=lock, make_worker=make_worker) if ours else _nothing()
+    return ran, ours, len(client.solved_elsewhere), len(client.held_elsewhere), left_out
 
 
-def _shelf(here: Settings, objects: Objects | None) -> Shelf:
+def _client(here: Settings, objects: Objects | None) -> PoolClient:
     from gemmtuned.fleet.host import host_name, trust
-    from gemmtuned.fleet.shelf import Shelf
+    from gemmtuned.fleet.pool_client import PoolClient
 
     assert objects is not None
-    return Shelf(objects, host_name(here), trust(here))
+    return PoolClient(objects, host_name(here), trust(here))
 
 
 def _nothing() -> Ran:

@@ -25,9 +25,9 @@ from gemmtuned.fleet.bench import Answer
 from gemmtuned.fleet.board import OVER, Board, TaskDevice
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.outbox import Outbox
+from gemmtuned.fleet.pool_client import PoolClient
 from gemmtuned.fleet.ran import Ran, Tell
 from gemmtuned.fleet.ray_task import Node
-from gemmtuned.fleet.shelf import Shelf
 
 TURN_S: Final = 0.5
 LOST: Final = 2  # a unit is given up after so many lost tasks
@@ -103,8 +103,8 @@ class Pool:
     """One run. wanted: worth most first. Results are at the URL as soon as they are found: a run that is ended loses
     what is at work, and the next run does the rest."""
 
-    def __init__(self, ray: Any, wanted: Sequence[Wanted], shelf: Shelf, how: How, tell: Tell) -> None:
-        self._ray, self._shelf, self._how, self._tell = ray, shelf, how, tell
+    def __init__(self, ray: Any, wanted: Sequence[Wanted], client: PoolClient, how: How, tell: Tell) -> None:
+        self._ray, self._client, self._how, self._tell = ray, client, how, tell
         self.ran = Ran()
         self._queues: dict[str, deque[Wanted]] = {}
         for one in wanted:
@@ -116,7 +116,7 @@ class Pool:
         self._devices: dict[str, TaskDevice] = {}
         self._held: dict[str, Wanted] = {}
         self._stock: dict[str, int] = {}
-        self._outbox = Outbox(shelf, self.ran, flush_s=FLUSH_S)
+        self._outbox = Outbox(client, self.ran, flush_s=FLUSH_S)
         self._losses: Counter[tuple[str, str]] = Counter()
         self._put_off: Counter[tuple[str, str]] = Counter()
         self._later: deque[tuple[float, Wanted]] = deque()  # (when to try again, unit), for units that were put off
@@ -220,7 +220,7 @@ class Pool:
             if not queue or short < tasks:
                 continue
             try:
-                won, rest = self._shelf.claim(list(queue), short)
+                won, rest = self._client.claim(list(queue), short)
             except TryLater as err:
                 self._trouble = str(err)
                 continue
@@ -267,7 +267,7 @@ class Pool:
     def _tell_left(self) -> None:
         """Report the units without an answer, with the reason."""
         seen = {device.environment for device in self._devices.values()}
-        known = {one.key for one, _, _ in self.ran.done} | self._shelf.passed_over
+        known = {one.key for one, _, _ in self.ran.done} | self._client.passed_over
         for key, one in self._units.items():
             if key not in known:
                 why = "interrupted" if self.ran.code else "not done" if key[0] in seen else f"no task came to {key[0]}"
@@ -293,7 +293,7 @@ class Pool:
                 signal.signal(number, handler)
 
     def _count(self) -> int:
-        return len(self.ran.done) + len(self._shelf.passed_over)
+        return len(self.ran.done) + len(self._client.passed_over)
 
     def _doing(self) -> str:
         if self._trouble:

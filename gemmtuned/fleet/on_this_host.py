@@ -21,8 +21,8 @@ from gemmtuned.daemon.seats.worker import Tuner, Worker
 from gemmtuned.fleet.bench import Bench
 from gemmtuned.fleet.demand import Wanted
 from gemmtuned.fleet.outbox import Outbox, patiently
+from gemmtuned.fleet.pool_client import PoolClient
 from gemmtuned.fleet.ran import Ran, Tell
-from gemmtuned.fleet.shelf import Shelf
 
 AWAY_S: Final = 600.0  # a claim holds for longer
 WORKER: Final = partial(Worker, nice=0)
@@ -51,7 +51,7 @@ def device_here(settings: Settings, on: str) -> tuple[Monitor, Lock]:
 
 
 def tune_here(
-    wanted: Sequence[Wanted], shelf: Shelf, monitor: Monitor, tell: Tell, *, lock: Lock | None = None,
+    wanted: Sequence[Wanted], client: PoolClient, monitor: Monitor, tell: Tell, *, lock: Lock | None = None,
     make_worker: Callable[[str], Tuner] = WORKER,
 ) -> Ran:  # fmt: skip
     """Search one unit after another, and bring each result to the URL before the next is begun.
@@ -60,7 +60,7 @@ def tune_here(
     when no worker can be started.
     """
     ran, why = Ran(), "its result could not be brought to the URL"
-    outbox = Outbox(shelf, ran)
+    outbox = Outbox(client, ran)
     with tempfile.TemporaryDirectory(prefix="gemmtuned-fleet-") as folder:
         bench = Bench(monitor, Path(folder), make_worker, lock=lock)
         key = bench.environment.key
@@ -69,9 +69,9 @@ def tune_here(
         ran.left = [(one, f"not for this device: {one.environment.key}") for one in others]
         try:
             while rest:
-                won, rest = patiently(partial(shelf.claim, rest, 1), AWAY_S)
+                won, rest = patiently(partial(client.claim, rest, 1), AWAY_S)
                 for one in won:
-                    tell(len(ran.done) + len(shelf.passed_over), len(ours), str(one.unit.problem))
+                    tell(len(ran.done) + len(client.passed_over), len(ours), str(one.unit.problem))
                     outbox.add(one, bench.tune(one), monitor.name)
                     patiently(outbox.bring, AWAY_S)
         except TryLater as err:
@@ -82,6 +82,6 @@ def tune_here(
         finally:
             bench.close()
             outbox.end()
-    known = {one.key for one, _, _ in ran.done} | shelf.passed_over
+    known = {one.key for one, _, _ in ran.done} | client.passed_over
     ran.left += [(one, why) for one in ours if one.key not in known]
     return ran

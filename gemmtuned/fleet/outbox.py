@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from gemmtuned.configs.errors import TableError, TryLater
 from gemmtuned.fleet.bench import Answer
 from gemmtuned.fleet.demand import Wanted
+from gemmtuned.fleet.pool_client import PoolClient
 from gemmtuned.fleet.ran import Ran
-from gemmtuned.fleet.shelf import Shelf
 
 END_S: Final = 60.0  # for the URL to come back, at the end
 AGAIN_S: Final = 1.0
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """See the module. ran: where each answer is noted when it has arrived. flush_s: how often the shelf is flushed."""
+    """See the module. ran: where each answer is noted when it has arrived. flush_s: how often the client is flushed."""
 
-    def __init__(self, shelf: Shelf, ran: Ran, *, flush_s: float = 0.0) -> None:
-        self._shelf, self._ran, self._flush_s = shelf, ran, flush_s
+    def __init__(self, client: PoolClient, ran: Ran, *, flush_s: float = 0.0) -> None:
+        self._client, self._ran, self._flush_s = client, ran, flush_s
         self._waiting: deque[tuple[Wanted, Answer, str]] = deque()
         self._flush_at_s = time.monotonic() + flush_s
         self._unflushed = 0
@@ -52,21 +52,21 @@ class Outbox:
     def _finish(self) -> None:
         self.bring()
         self._flush()
-        self._shelf.drop_all()
+        self._client.drop_all()
 
     def _flush(self) -> None:
-        self._shelf.flush()
+        self._client.flush()
         self._unflushed, self._flush_at_s = 0, time.monotonic() + self._flush_s
 
     def _brought(self, unit: Wanted, answer: Answer) -> Answer:
         if answer.state == "solved":
             try:
-                self._shelf.publish(unit, answer)
+                self._client.publish(unit, answer)
                 return answer
             except TableError as err:
                 why = f"its result cannot be published: {err}"
                 answer = Answer(answer.name, "failed", why, took_s=answer.took_s)
-        self._shelf.drop([unit])
+        self._client.drop([unit])
         return answer
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.solution import Environment
-from gemmtuned.fleet import claims, down, seen, up
-from gemmtuned.fleet.claiming import share_out
+from gemmtuned.fleet import claims, fetch_results, seen, send_results
+from gemmtuned.fleet.claiming import update_claims
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.layout import beat_path, environment_name, unit_name
 from gemmtuned.fleet.objects import Objects, store_now_s
@@ -73,10 +73,10 @@ class Exchange:
         """
         claims_hold = self.objects.can_claim and not is_repository(self.objects)
         done = Synced(claims=claims_hold)
-        visits = not self.claim and self.store.fleet_sync.url() not in ("", self.url)
-        if not self.dry_run and not visits:
+        is_visit = not self.claim and self.store.fleet_sync.url() not in ("", self.url)
+        if not self.dry_run and not is_visit:
             self.store.fleet_sync.begin(self.url)
-        turn = Turn(self, done, now_s, self._clock(now_s) if claims_hold else now_s, visits, claims_hold)
+        turn = Turn(self, done, now_s, self._clock(now_s) if claims_hold else now_s, is_visit, claims_hold)
         for environment in self.store.hints.known_environments():
             self._environment(turn, environment)
         if not self.dry_run and claims_hold:
@@ -95,17 +95,17 @@ class Exchange:
         known = {}
         if claiming:
             known = claims.read(self.objects, here.name, clock_s=turn.clock_s, lease_s=self.lease_s, key=self.trust.key)
-        listed = down.listed(here)
+        listed = fetch_results.listed(here)
         units = self.store.fleet_sync.open(environment, now_s=turn.now_s, limit=OPEN)
         here.open = {unit_name(unit.problem, unit.covers): unit for unit in units}
         if self.dry_run:
-            turn.done.fetched += len(down.wanted(here, listed))
-            turn.done.sent += len(up.unsent(here, listed))
+            turn.done.fetched += len(fetch_results.wanted(here, listed))
+            turn.done.sent += len(send_results.unsent(here, listed))
             return
-        unread = down.fetch(here, listed)
-        up.send(here, listed)
+        unread = fetch_results.fetch(here, listed)
+        send_results.send(here, listed)
         if claiming:
-            share_out(here, known, unread=unread)
+            update_claims(here, known, unread=unread)
 
     def _needs_claims(self, environment: Environment, now_s: float) -> bool:
         """Whether there is anything to claim or to give back; if not, claims need not be read."""
@@ -115,26 +115,28 @@ class Exchange:
 
     def _tell(self, turn: Turn) -> None:
         """Write our own counts: at each exchange by hand, now and then in a daemon's."""
-        due = turn.visits or not 0 <= turn.now_s - self.store.fleet_sync.seen() < SEEN_S
+        due = turn.is_visit or not 0 <= turn.now_s - self.store.fleet_sync.seen() < SEEN_S
         if due or not self.claim:
             seen.put(self.store, self.objects, self.host, self.trust, now_s=turn.now_s)
             self.objects.flush()
-            if not turn.visits:
+            if not turn.is_visit:
                 self.store.fleet_sync.seen(now_s=turn.now_s)
 
 
 @dataclass(slots=True)
 class Turn:
-    """One exchange under way. began_s: by the monotonic clock.
+    """One exchange under way. clock_s: the time of the store of objects when it began; began_s: by the monotonic clock.
 
+    is_visit: it is made by hand at another URL than the one that this home shares at, of which the store notes what was
+    sent and listed: so a visit notes nothing and stores only results.
     claims_hold: False in a repository of tables, where names have the times of the hosts' own clocks.
     """
 
     exchange: Exchange
     done: Synced
     now_s: float
-    clock_s: float  # of the store, when it began
-    visits: bool
+    clock_s: float
+    is_visit: bool
     claims_hold: bool
     began_s: float = field(default_factory=time.monotonic)
 
@@ -152,7 +154,7 @@ class Turn:
 class Here:
     """One environment in an exchange.
 
-    name: of its folders.  open: units without a verdict here, by name, worth most first.
+    name: what its folders at the URL are called.  open: units without a verdict here, by name, worth most first.
     """
 
     turn: Turn

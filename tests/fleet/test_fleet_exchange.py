@@ -275,10 +275,10 @@ def test_two_hundred_kills_lose_nothing_and_have_nothing_searched_twice(
 def test_what_one_exchange_has_no_time_for_comes_with_the_next_and_nobody_searches_it_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gemmtuned.fleet import down, up
+    from gemmtuned.fleet import fetch_results, send_results
 
-    monkeypatch.setattr(down, "BATCH", 2)
-    monkeypatch.setattr(up, "BATCH", 2)
+    monkeypatch.setattr(fetch_results, "BATCH", 2)
+    monkeypatch.setattr(send_results, "BATCH", 2)
     one, two = hosts = fleet(tmp_path, 2)
     problems = [problem(i) for i in range(7)]
     with running(hosts):

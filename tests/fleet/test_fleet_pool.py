@@ -33,8 +33,8 @@ from gemmtuned.fleet.layout import environment_name, result_path
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.on_this_host import tune_here
 from gemmtuned.fleet.opening import open_objects
+from gemmtuned.fleet.pool_client import PoolClient
 from gemmtuned.fleet.seen import Seen
-from gemmtuned.fleet.shelf import Shelf
 
 HERE_IS = TaskDevice("node a", "cpu", ENVIRONMENT.key)
 
@@ -111,11 +111,11 @@ def test_a_board_gives_each_unit_once_and_takes_back_what_a_lost_task_held() -> 
     assert board.next("six", HERE_IS, "1") == OVER
 
 
-def test_a_shelf_leaves_out_what_others_have_or_hold_and_publishes_what_hosts_take(tmp_path: Path) -> None:
+def test_a_client_leaves_out_what_others_have_or_hold_and_publishes_what_hosts_take(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
     url = (tmp_path / "shared").as_uri()
     objects = open_objects(url)
-    mine, other = (Shelf(objects, f"{name}-0000000{i}", Trust()) for i, name in enumerate(("mine", "other")))
+    mine, other = (PoolClient(objects, f"{name}-0000000{i}", Trust()) for i, name in enumerate(("mine", "other")))
     units = [wanted(i) for i in range(5)]
     (held,), rest = other.claim(units, 1)
     assert held == units[0] and rest == units[1:]
@@ -123,7 +123,8 @@ def test_a_shelf_leaves_out_what_others_have_or_hold_and_publishes_what_hosts_ta
 
     won, rest = mine.claim(units, 2)
     assert (won, rest) == ([units[2], units[3]], [units[4]])
-    assert {name for _, name in mine.there} == {units[1].name} and {name for _, name in mine.theirs} == {units[0].name}
+    assert {name for _, name in mine.solved_elsewhere} == {units[1].name}
+    assert {name for _, name in mine.held_elsewhere} == {units[0].name}
     mine.publish(units[2], solved(units[2]))
     with pytest.raises(TableError):
         mine.publish(units[3], replace(solved(units[3]), trials=({"us": "fast"},)))
@@ -138,10 +139,10 @@ def test_a_shelf_leaves_out_what_others_have_or_hold_and_publishes_what_hosts_ta
 
 def test_one_unit_in_two_environments_is_two(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
-    shelf = Shelf(open_objects((tmp_path / "shared").as_uri()), "mine-00000000", Trust())
+    client = PoolClient(open_objects((tmp_path / "shared").as_uri()), "mine-00000000", Trust())
     here, newer = wanted(0), wanted(0, environment=NEWER)
-    assert shelf.claim([here], 1)[0] == [here] and shelf.claim([newer], 1)[0] == [newer]
-    shelf.drop([here])
+    assert client.claim([here], 1)[0] == [here] and client.claim([newer], 1)[0] == [newer]
+    client.drop([here])
     (left,) = (tmp_path / "shared" / "claims").rglob("*.0")
     assert left.parent.name == environment_name(NEWER)
 
@@ -181,10 +182,10 @@ def test_claims_wait_for_a_url_that_cannot_be_reached() -> None:
         def put(self, path: str, data: bytes) -> None:
             raise TryLater("it cannot be reached")
 
-    shelf = Shelf(Gone(), "a-00000000", Trust())  # type: ignore[arg-type]
+    client = PoolClient(Gone(), "a-00000000", Trust())  # type: ignore[arg-type]
     with pytest.raises(TryLater):
-        shelf.claim([wanted(0)], 1)
-    assert not shelf.passed_over
+        client.claim([wanted(0)], 1)
+    assert not client.passed_over
 
 
 class Failing:
@@ -214,19 +215,19 @@ def test_what_was_claimed_when_the_store_failed_is_ours(
     look_s: float, arrives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
-    monkeypatch.setattr("gemmtuned.fleet.shelf.LOOK_S", look_s)
+    monkeypatch.setattr("gemmtuned.fleet.pool_client.CLAIMS_S", look_s)
     units = [wanted(i) for i in range(4)]
     for number in range(1, 9):
         objects = open_objects((tmp_path / f"shared{number}").as_uri())
-        Shelf(objects, "mine-00000000", Trust()).claim(units[3:], 1)  # another run of the same home holds the last
-        mine = Shelf(
+        PoolClient(objects, "mine-00000000", Trust()).claim(units[3:], 1)  # another run of the same home holds the last
+        mine = PoolClient(
             Failing(objects, number + 1, arrives=arrives), "mine-00000000", Trust()
         )  # the first: is_repository
         try:
             won, _ = mine.claim(units, 4)
         except TryLater:
             won, _ = mine.claim(units, 4)
-        assert won == units[:3] and mine.theirs == {units[3].key}, number
+        assert won == units[:3] and mine.held_elsewhere == {units[3].key}, number
         mine.drop_all()
         assert [path.stem for path in (tmp_path / f"shared{number}" / "claims").rglob("*.0")] == [units[3].name]
 
@@ -237,22 +238,24 @@ def test_a_name_that_somebody_made_up_is_no_result(tmp_path: Path) -> None:
     url, members = (tmp_path / "shared").as_uri(), Trust(b"a secret of members")
     units = [wanted(i) for i in range(3)]
     for trust, unit in ((members, units[0]), (Trust(), units[1])):  # the second is a stranger's
-        Shelf(open_objects(url), "other-00000000", trust).publish(unit, solved(unit))
+        PoolClient(open_objects(url), "other-00000000", trust).publish(unit, solved(unit))
     made_up = result_path(environment_name(ENVIRONMENT), units[2].name, "0" * 64, time.time())
     open_objects(url).put(made_up, b"{}")
-    mine = Shelf(open_objects(url), "mine-00000000", members)
-    assert mine.claim(units, 3)[0] == units[1:] and mine.there == {units[0].key}
+    mine = PoolClient(open_objects(url), "mine-00000000", members)
+    assert mine.claim(units, 3)[0] == units[1:] and mine.solved_elsewhere == {units[0].key}
 
 
 def test_a_result_is_there_also_when_reading_it_failed_at_first(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
     url = (tmp_path / "shared").as_uri()
     units = [wanted(i) for i in range(3)]
-    Shelf(open_objects(url), "other-00000000", Trust()).publish(units[0], solved(units[0]))
-    Shelf(open_objects(url), "mine-00000000", Trust()).publish(units[1], solved(units[1]))
+    PoolClient(open_objects(url), "other-00000000", Trust()).publish(units[0], solved(units[0]))
+    PoolClient(open_objects(url), "mine-00000000", Trust()).publish(units[1], solved(units[1]))
     for number in range(2, 14):  # the first: is_repository
         objects = Failing(open_objects(url), number, arrives=False)
-        mine = Shelf(objects, "mine-00000000", Trust(hosts=["other-*"]))  # its own results are its own, listed or not
+        mine = PoolClient(
+            objects, "mine-00000000", Trust(hosts=["other-*"])
+        )  # its own results are its own, listed or not
         try:
             won, _ = mine.claim(units, 3)
         except TryLater:
@@ -272,7 +275,7 @@ def test_a_claim_that_somebody_made_too_large_is_another_hosts(tmp_path: Path) -
 def test_claims_are_given_back_when_the_store_is_there_again(at: int, tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="the extra [fleet] is not installed")
     objects = Failing(open_objects((tmp_path / "shared").as_uri()), at, arrives=at == 8)
-    mine = Shelf(objects, "mine-00000000", Trust())
+    mine = PoolClient(objects, "mine-00000000", Trust())
     for call in (lambda: mine.claim([wanted(i) for i in range(3)], 3), mine.drop_all, mine.drop_all):
         with suppress(TryLater):
             call()
@@ -288,7 +291,7 @@ def test_two_that_run_side_by_side_share_the_work_by_claims_alone(tmp_path: Path
         Wanted(NEWER, Unit(problem(9), "exact"), {problem(9): 1}, 1.0, frozenset()),
     ]
     make_worker = partial(Worker, nice=0, search=f"{HERE / 'planted_search.py'}:tune")
-    other = Shelf(open_objects(url), "other-00000000", Trust())
+    other = PoolClient(open_objects(url), "other-00000000", Trust())
     other.claim(units[:2], 2)
     said: list[str] = []
 
@@ -297,8 +300,8 @@ def test_two_that_run_side_by_side_share_the_work_by_claims_alone(tmp_path: Path
         if doing == str(units[4].unit.problem):
             raise KeyboardInterrupt
 
-    shelf = Shelf(open_objects(url), "job-00000001", Trust())
-    ran = tune_here(units, shelf, CpuMonitor(), tell, make_worker=make_worker)
+    client = PoolClient(open_objects(url), "job-00000001", Trust())
+    ran = tune_here(units, client, CpuMonitor(), tell, make_worker=make_worker)
     assert [(one.unit.problem, answer.state) for one, answer, _ in ran.done] == [
         (problem(2), "solved"), (problem(3), "solved"),
     ]  # fmt: skip
@@ -337,9 +340,9 @@ def test_a_search_is_not_lost_when_the_url_is_away(
     monkeypatch.setattr("gemmtuned.fleet.on_this_host.AWAY_S", 0.1 if requests > 5 else 60.0)
     shared = tmp_path / "shared"
     units = [wanted(i) for i in range(3)]
-    shelf = Shelf(Away(open_objects(shared.as_uri()), 1, requests), "job-00000001", Trust())
+    client = PoolClient(Away(open_objects(shared.as_uri()), 1, requests), "job-00000001", Trust())
     make_worker = partial(Worker, nice=0, search=f"{HERE / 'planted_search.py'}:tune")
-    ran = tune_here(units, shelf, CpuMonitor(), lambda *said: None, make_worker=make_worker)
+    ran = tune_here(units, client, CpuMonitor(), lambda *said: None, make_worker=make_worker)
     arrived = 3 if requests == 5 else 1
     assert [one for one, _, _ in ran.done] == units[:arrived] and len(list(shared.rglob("*.json"))) == arrived
     assert ran.left == [(one, "it cannot be reached") for one in units[arrived:]]

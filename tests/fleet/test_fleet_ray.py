@@ -129,7 +129,7 @@ def test_an_interrupted_run_keeps_what_it_found_and_holds_nothing(nodes: Cluster
         until(lambda: not tuners(nodes.nodes[0]))
 
         again = Run(host, address, 1, planted_slower(tmp_path, 0.002)).run()  # the next run does the rest
-        assert len(again.verdicts) == 60 - solved and len(again.shelf.there) == solved
+        assert len(again.verdicts) == 60 - solved and len(again.client.solved_elsewhere) == solved
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:

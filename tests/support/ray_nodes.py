@@ -27,8 +27,8 @@ from gemmtuned.fleet import demand
 from gemmtuned.fleet.host import Trust
 from gemmtuned.fleet.on_ray import How, Pool, cluster
 from gemmtuned.fleet.opening import open_objects
+from gemmtuned.fleet.pool_client import PoolClient
 from gemmtuned.fleet.ran import Ran
-from gemmtuned.fleet.shelf import Shelf
 
 HERE = Path(__file__).parent
 # What programs that talk to the cluster need, too
@@ -154,14 +154,14 @@ class Run:
         self.took_s = 0.0
         self._address, self._how = address, How(gpu=False, tasks=tasks, search=search)
         self._wanted = demand.wanted(demand.of_store(host.store, "seer-00000000", now_s=time.time()), now_s=time.time())
-        self.shelf = Shelf(open_objects(host.url), "pool-00000000", Trust())
+        self.client = PoolClient(open_objects(host.url), "pool-00000000", Trust())
         self.ran = Ran()
 
     def run(self) -> Run:
         """Until all is done."""
         began_s = time.monotonic()
         with cluster(self._address) as ray:
-            self.ran = Pool(ray, self._wanted, self.shelf, self._how, self._tell).run()
+            self.ran = Pool(ray, self._wanted, self.client, self._how, self._tell).run()
         self.took_s = time.monotonic() - began_s
         return self
 

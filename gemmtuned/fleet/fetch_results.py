@@ -1,4 +1,4 @@
-"""What others found comes down: names are listed, and what waits to be tuned here is fetched, worth most first."""
+"""Fetching: results of other hosts are listed, and those of units that wait here are read, worth most first."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from gemmtuned.fleet.times import SLACK_S
 if TYPE_CHECKING:
     from gemmtuned.fleet.sync import Here
 
-FETCH: Final = 2000  # results in one exchange
-BATCH: Final = 128  # of them at once: what is kept if the exchange ends early
+FETCH: Final = 2000  # results that one exchange reads at most
+BATCH: Final = 128  # results that are read and stored together: an exchange that ends early keeps whole batches
 FULL_S: Final = 86_400.0  # how often all names are listed, and not only those since the last exchange
 FORMAT: Final = "fleet"
 SEEDS: Final = 4  # the fastest of the trials that came with a result
 
 
 def listed(here: Here) -> dict[str, str]:
-    """Names of results that are new to us, each with its unit; they are known from now on. A visit knows none."""
+    """Names of results that this home has not listed before, each with its unit; from now on they count as listed.
+
+    A visit and a dry run note nothing, and so get all names.
+    """
     exchange, turn = here.exchange, here.turn
-    after, full_s = ("", 0.0) if turn.visits else exchange.store.fleet_sync.position(here.environment)
+    after, full_s = ("", 0.0) if turn.is_visit else exchange.store.fleet_sync.position(here.environment)
     if not 0 <= turn.now_s - full_s < FULL_S or not turn.claims_hold:
         after, full_s = "", turn.now_s
     found = dict(record.listed(exchange.objects, here.name, after=after))
-    if exchange.dry_run or turn.visits:
+    if exchange.dry_run or turn.is_visit:
         return found
     position = result_floor(here.name, turn.clock_s - SLACK_S)
     new = exchange.store.fleet_sync.move(here.environment, position, found, full_s=full_s)
@@ -40,9 +43,9 @@ def listed(here: Here) -> dict[str, str]:
 
 
 def wanted(here: Here, new: Mapping[str, str]) -> list[str]:
-    """Names of results for what waits to be tuned here and that nobody has fetched yet, worth most first."""
+    """Names of results that were not fetched yet, of units that wait to be tuned here, worth most first."""
     store = here.exchange.store
-    if here.turn.visits or here.exchange.dry_run:
+    if here.turn.is_visit or here.exchange.dry_run:
         found = store.fleet_sync.unknown([path for path, unit in new.items() if unit in here.open])
     else:
         found = store.fleet_sync.new(here.environment, here.open)
@@ -51,7 +54,7 @@ def wanted(here: Here, new: Mapping[str, str]) -> list[str]:
 
 
 def fetch(here: Here, new: Mapping[str, str]) -> set[str]:
-    """Bring them here. Units for which something is left for the next exchange come back."""
+    """Read the results that are wanted, and store them. Returns the units of those left for the next exchange."""
     turn, todo = here.turn, wanted(here, new)
     fetched = 0
     while fetched < min(len(todo), FETCH) and not turn.is_over:
@@ -66,10 +69,10 @@ def _take(here: Here, paths: Sequence[str]) -> None:
     exchange, done = here.exchange, here.turn.done
     found: list[ForeignResult] = []
     hints: list[Hint] = []
-    gone: list[str] = []
+    missing: list[str] = []
     for path, data in get_many(exchange.objects, paths, limit=record.MAX_BYTES):
         if data is None:  # pruned meanwhile
-            gone.append(path)
+            missing.append(path)
             continue
         one, result = _read(here, path, data)
         found.append(one)
@@ -77,14 +80,14 @@ def _take(here: Here, paths: Sequence[str]) -> None:
             hints += hints_of(result)
         if one.reason:
             done.refused.append(f"{path}: {one.reason}" if path not in one.reason else one.reason)
-    exchange.store.fleet_sync.take(here.environment, found, gone=gone, now_s=here.turn.now_s)
+    exchange.store.fleet_sync.take(here.environment, found, gone=missing, now_s=here.turn.now_s)
     for hint in hints:
         exchange.store.hints.add([hint], source=hint.source, now_s=here.turn.now_s)
     done.fetched += sum(not one.reason for one in found)
 
 
 def _read(here: Here, path: str, data: bytes | TableError) -> tuple[ForeignResult, Result | None]:
-    """What is kept of an object: the result, or why it is none for us."""
+    """(what the store keeps of an object, the result in it); where it cannot be used the first says why."""
     trust = here.exchange.trust
     try:
         if isinstance(data, TableError):
@@ -103,14 +106,17 @@ def _read(here: Here, path: str, data: bytes | TableError) -> tuple[ForeignResul
 
 
 def seeds_of(result: Result) -> tuple[Candidate, ...]:
-    """The fastest that its host tried beside torch's own: what a verdict that torch is best is tried by here."""
+    """The fastest candidates that its host tried, torch's own left out.
+
+    Where the result says that torch's own is best, the check here races these, to see whether that holds.
+    """
     ran = (one for one in result.trials if one["us"] and one["outcome"] in ("ok", "slower"))
     named = (Candidate(one["backend"], one["config"]) for one in sorted(ran, key=lambda one: float(one["us"])))
     return tuple(dict.fromkeys(one for one in named if one.backend != DEFAULT_BACKEND))[:SEEDS]
 
 
 def hints_of(result: Result) -> Iterable[Hint]:
-    """The result as seeds for searches at sizes nearby."""
+    """The result's solutions as hints, which seed searches at sizes nearby."""
     for line, one in enumerate(result.solutions, 1):
         yield Hint(
             format=FORMAT, family=one.problem.family, kind="tuned", line=line,

@@ -1,4 +1,4 @@
-"""What was found here goes up: one object for each unit of tuning, named by its content."""
+"""Sending: what was found on this host becomes one object at the URL for each unit of tuning, named by its content."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from gemmtuned.fleet.record import Result
 if TYPE_CHECKING:
     from gemmtuned.fleet.sync import Here
 
-BATCH: Final = 128  # results at once: what counts as sent if the exchange ends early; a commit where there are commits
+BATCH: Final = 128  # results that are put, and noted as sent, together; one commit where the store has commits
 
 
 def unsent(here: Here, listed: Mapping[str, str]) -> list[Unshared]:
-    """What nobody has from us. A visit goes by the names that are there: what has none of them is not."""
-    found = here.exchange.store.fleet_sync.unshared(here.environment, every=here.turn.visits)
-    if not here.turn.visits:
+    """Results of this host that are not at the URL yet; listed: the names that are there.
+
+    The store knows what was sent to the home's own URL. At another one (a visit) the names decide.
+    """
+    found = here.exchange.store.fleet_sync.unshared(here.environment, every=here.turn.is_visit)
+    if not here.turn.is_visit:
         return found
     there = {parts[2] for parts in map(result_parts, listed) if parts is not None}
     return [one for one in found if _written(here, one)[1] not in there]
 
 
 def send(here: Here, listed: Mapping[str, str]) -> None:
-    """Send it, and note batch by batch that it is there."""
+    """Send all of `unsent`, and note after each batch that it is there."""
     turn, objects = here.turn, here.exchange.objects
     todo = unsent(here, listed)
     sent = 0
@@ -40,7 +43,7 @@ def send(here: Here, listed: Mapping[str, str]) -> None:
             named.append((result_path(here.name, _unit(one), digest, turn.store_clock_s()), data))
         put_many(objects, named)
         objects.flush()
-        if not turn.visits:
+        if not turn.is_visit:
             here.exchange.store.fleet_sync.shared([number for one in batch for number in one.ids])
         sent += len(batch)
         turn.done.sent += len(batch)
@@ -48,7 +51,7 @@ def send(here: Here, listed: Mapping[str, str]) -> None:
 
 
 def _written(here: Here, one: Unshared) -> tuple[bytes, str]:
-    """The object and its hash."""
+    """(the object as bytes, its hash)."""
     result = Result(
         here.exchange.host, __version__, here.environment, one.solutions[0].covers, one.solutions, one.measured,
         tuple(one.trials),
