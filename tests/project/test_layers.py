@@ -223,8 +223,8 @@ def test_a_host_imports_the_standard_library_and_torch_alone() -> None:
 BROUGHT_BY_TORCH = {
     "__future__", "ast", "collections", "contextlib", "csv", "ctypes", "dataclasses", "datetime", "difflib", "enum",
     "fcntl", "fnmatch", "functools", "hashlib", "importlib", "inspect", "io", "json", "logging", "math", "mmap",
-    "multiprocessing", "operator", "os", "pathlib", "pkgutil", "platform", "random", "re", "select", "shutil",
-    "signal", "socket", "stat", "struct", "subprocess", "tempfile", "threading", "types", "typing", "weakref",
+    "multiprocessing", "operator", "os", "pathlib", "pkgutil", "platform", "random", "re", "reprlib", "select",
+    "shutil", "signal", "socket", "stat", "struct", "subprocess", "tempfile", "threading", "types", "typing", "weakref",
 }  # fmt: skip
 
 
