@@ -31,7 +31,7 @@ from gemmtuned.db.members_progress import (
     MARK,
     OVERLAP_US,
     PUT_FILE,
-    Before,
+    Added,
     Progress,
     marked,
     others_since,
@@ -208,7 +208,7 @@ class Ingest(Part):
     ) -> int:
         """In one transaction, add the new counts of these rows and store how far we have read."""
         progress = replace(progress)  # a copy: the transaction may be rolled back, or repeated on a mended file
-        room, before = Room(conn, now_us), Before(conn, progress.born)
+        room, added = Room(conn, now_us), Added(conn, progress.born)
         ours = Ours(self._rows, conn, room, now_us)
         new: list[tuple[Any, ...]] = []
         seen: list[tuple[Any, ...]] = []
@@ -218,7 +218,7 @@ class Ingest(Part):
             progress.seen_us = max(progress.seen_us, seen_us)
             if named is None:
                 continue
-            had = before.of(row, named)
+            had = added.of(row, named)
             more = (row[6] - had[0], row[7] - had[1], row[8] - had[2])
             if more[0] > 0:
                 ids = ours.ids(named)
@@ -257,7 +257,7 @@ class Ingest(Part):
         )
         conn.execute(PUT_FILE, asdict(progress))
         if next_ is None:
-            conn.execute("DELETE FROM taken")  # of the version before; see migrations/0013
+            conn.execute("DELETE FROM taken")  # of versions before migration 0013
 
     def _take_others(self, file: MembersFile, now_us: int, until_s: float) -> bool:
         """Take sessions of programs and reports of failed routes since the last pass began; whether that was all.

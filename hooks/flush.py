@@ -166,7 +166,7 @@ class Flusher:
 
     def _drained(self) -> Iterator[Sighting]:
         """What was counted since the last call, each count with its phase."""
-        return self._crowd.without_its_times(self._drain())
+        return self._crowd.usable(self._drain())
 
     def pause(self, fork: Running) -> bool:
         """Wait until no flush is going on and let none begin until the fork is over; False when that took too long.
@@ -254,7 +254,7 @@ class Flusher:
                 self._at(self._store.close_between_uses)
 
     def _beat(self) -> Session:
-        self._crowd.was_in_the_way()  # it is else asked with timed calls only, which may be rare
+        self._crowd.is_crowded()  # else it looks with timed calls only, which may be rare
         return self._session()
 
     def _open(self) -> GuestStore:

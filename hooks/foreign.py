@@ -1,10 +1,11 @@
-"""Operators of engines that are products at heart: which they are, and that their calls are seen.
+"""Operators of serving engines that compute a matrix product: a kernel of ours is put before theirs, and counts.
 
-vLLM, SGLang and others call operators of their own for 8-bit and packed weights, which aten never sees.  Each is
-listed in engine_operators.py with the schema that it had when that was written, which of its arguments is what, and the
-form of its weight.  The hook's thread looks for those that are not there yet: an engine loads its extension long after
-torch, and whoever registers last is called.  One whose schema has changed is left alone and named.  Where the kernel
-beneath ours is destroyed, ours is taken back with the next call, and the next look stands before what is there then.
+vLLM, SGLang and others call operators of their own for 8-bit and packed weights, which aten never sees.  Each of them
+is listed in engine_operators.py: its schema at the time of writing, which of its arguments is what, and the form of its
+weight.  An engine loads its extension long after torch, and of two kernels for one operator the dispatcher calls the
+one that was registered last.  So the hook's thread looks again and again for operators that have come, and registers
+ours then.  An operator with another schema is left alone, and named.  Where the kernel beneath ours is destroyed, the
+next call takes ours back, and the next look puts one before what is there then.
 """
 
 from __future__ import annotations
@@ -24,48 +25,52 @@ from gemmtuned.hooks.native.library import Native, NativeError
 from gemmtuned.hooks.overrides import is_there, schema_of
 
 log = logging.getLogger("gemmtuned.hooks")
-LOOK_EVERY: Final = 5  # turns
-_REASON: Final = 200  # characters of one
-_MOST_TEXT: Final = 8000  # of all of it; the database takes a little more
+LOOK_EVERY: Final = 5  # turns of the hook's thread, where nothing shows that an operator has come
+_REASON: Final = 200  # characters of a reason
+_MOST_TEXT: Final = 8000  # characters of what `known` gives; the database takes a little more
 
 
 class ForeignOperators:
-    """The operators of others that are seen in this process."""
+    """The operators of engines, and of packages that declare theirs, before which a kernel of ours stands.
+
+    seen: their names, of those that are registered in this process.  changed: names of those left alone, with why.
+    """
 
     def __init__(self, operators: tuple[Operator, ...] | None = None) -> None:
-        self._operators = operators  # None: all
-        self._asked: dict[str, tuple[str, tuple[int, ...], int] | Operator] = {}  # by name; see `_ask_for`
+        self._operators = operators  # None: all of engine_operators.py
+        self._to_register: dict[str, tuple[str, tuple[int, ...], int] | Operator] = {}  # by name; see `_arguments_for`
         self._looking = FrameLock()
-        self._came: tuple[int, ...] = ()  # `_what_came` at the last look
-        self._passed_over = 0  # looks that nothing had come for
+        self._fingerprint: tuple[int, ...] = ()  # `_fingerprint_of_process` at the last look
+        self._skipped = 0  # looks that were skipped since
         self._declared = Declared()
         self._announced: list[Declaration] = []
         self._looked_at: set[str] = set()
         self.seen: list[str] = []
-        self.changed: dict[str, str] = {}  # name -> why it is left alone
+        self.changed: dict[str, str] = {}
 
     def look_if_new(self, library: Native) -> None:
-        """As `look`, where an operator may have come; else one time in LOOK_EVERY: C++ tells nobody what it has."""
-        self._passed_over += 1
-        if _what_came() != self._came or self._passed_over >= LOOK_EVERY:
+        """As `look`, where an operator may have come, and each LOOK_EVERY-th time: what C++ registers does not show."""
+        self._skipped += 1
+        if _fingerprint_of_process() != self._fingerprint or self._skipped >= LOOK_EVERY:
             self.look(library)
 
     def look(self, library: Native) -> None:
-        """Stand in front of what has come since the last look, or has come again; some 50 us."""
+        """Put a kernel of ours before operators that have come since the last look, or have come again; some 50 us."""
         if not self._looking.enter(0.0):  # another thread looks, and before a capture nobody waits for long
             return
         try:
-            self._came, self._passed_over = _what_came(), 0  # first: what comes meanwhile is for the next look
-            if not self._asked:
+            # first of all: what comes meanwhile is for the next look
+            self._fingerprint, self._skipped = _fingerprint_of_process(), 0
+            if not self._to_register:
                 known = all_operators() if self._operators is None else self._operators
-                self._asked = {one.name: _ask_for(one) for one in known}
-            stands = {name: self._stand(library, name) for name in self._asked if name not in self.changed}
+                self._to_register = {one.name: _arguments_for(one) for one in known}
+            stands = {name: self._register(library, name) for name in self._to_register if name not in self.changed}
             self._announced += self._declared.new()
             for declared in self._announced:
                 if declared.is_registered:
                     try:
                         if declared.name not in self.changed:
-                            stands[declared.name] = self._listen(library, declared)
+                            stands[declared.name] = self._register_declared(library, declared)
                     finally:  # not before ours stands there: `ready` asks from another thread
                         self._looked_at.add(declared.name)
             self.seen = [name for name, where in stands.items() if where]
@@ -74,10 +79,12 @@ class ForeignOperators:
             self._looking.leave()
 
     def known(self, overridden: Mapping[str, str]) -> str:
-        """The engine's paths to products that this process has, as JSON; "" where it has none.
+        """The ways to products, beside torch's, that this process has, as JSON; "" where it has none.
 
-        counted: names of operators.  left: those left alone, each with why.  unseen: what no dispatcher sees of the
-        modules that are there.  overridden: "CPU namespace::name" -> where the kernel on top of ours was registered.
+        Its keys: counted, names of operators whose calls are recorded; left, those left alone, each with why; unseen,
+        what of the imported modules calls no operator, so that no dispatcher sees it.
+
+        overridden: "CPU namespace::name" -> where the kernel on top of ours was registered.
         """
         over = {name.partition(" ")[2]: f"served by {where}" for name, where in overridden.items()}
         left = {**self.changed, **{name: over[name] for name in self.seen if name in over}}
@@ -101,45 +108,46 @@ class ForeignOperators:
             declared.is_registered for declared in self._announced if declared.name not in self._looked_at
         )
 
-    def _stand(self, library: Native, name: str) -> list[str]:
+    def _register(self, library: Native, name: str) -> list[str]:
+        """The kernels of this operator before which ours stands now; none where it is not there or is left alone."""
         try:
             if not is_there(name):  # most are not, in most programs
                 return []
-            asked = self._asked[name]
-            if isinstance(asked, tuple):
-                return library.stand_before(name, *asked)
+            known = self._to_register[name]
+            if isinstance(known, tuple):
+                return library.stand_before(name, *known)
             schema = schema_of(name)
-            return library.stand_before(name, "", _numbers(asked, schema), asked.code) if schema is not None else []
+            return library.stand_before(name, "", _positions(known, schema), known.code) if schema is not None else []
         except (NativeError, ValueError) as err:
-            return self._leave(name, err)
+            return self._leave_alone(name, err)
 
-    def _listen(self, library: Native, one: Declaration) -> list[str]:
+    def _register_declared(self, library: Native, one: Declaration) -> list[str]:
         try:
             return library.stand_before(one.name, "", one.arguments(), FORMS.index(one.form), one.code)
         except (NativeError, ValueError) as err:
-            return self._leave(one.name, err)
+            return self._leave_alone(one.name, err)
 
-    def _leave(self, name: str, why: Exception) -> list[str]:
+    def _leave_alone(self, name: str, why: Exception) -> list[str]:
         self.changed[name] = str(why)
         tell(log, logging.WARNING, "calls of %s are not counted: %s", name, why)
         return []
 
 
-def _what_came() -> tuple[int, ...]:
-    """Numbers of which one changes where Python registers an operator, or loads what may register one."""
+def _fingerprint_of_process() -> tuple[int, ...]:
+    """Numbers of which one changes where Python registers an operator, or loads something that may register one."""
     import torch
 
     registered = (getattr(torch.library, name, ()) for name in ("_defs", "_impls"))
     return (len(sys.modules), len(torch.ops.loaded_libraries), *map(len, registered))
 
 
-def _ask_for(one: Operator) -> tuple[str, tuple[int, ...], int] | Operator:
-    """What stand_before is told of it after its name, worked out once; the operator itself where it has to be asked."""
+def _arguments_for(one: Operator) -> tuple[str, tuple[int, ...], int] | Operator:
+    """The arguments of `stand_before` after the name; the operator itself where they depend on the schema found."""
     return (one.schema, one.arguments, one.code) if one.is_exact else one
 
 
-def _numbers(one: Operator, schema: Any) -> tuple[int, ...]:
-    """Positions of the arguments of an operator whose schemas differ. Raises ValueError where x or y is no tensor."""
+def _positions(one: Operator, schema: Any) -> tuple[int, ...]:
+    """Positions of the arguments in the schema that was found. Raises ValueError where x or y is no tensor."""
     tensors = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
     for name in filter(None, (one.x, one.y)):
         if name not in tensors:

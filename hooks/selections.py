@@ -1,6 +1,6 @@
-"""AITER_LOG_TUNED_CONFIG=1: each selection once, in AITER's wording, which other tools look for in a server's log.
+"""AITER_LOG_TUNED_CONFIG=1: a log line for each problem and what runs it, worded as AITER does for tools that read it.
 
-The flush thread logs it from what was counted, so a call pays nothing for it.  Source of the wording: AITER's
+The flush thread makes the lines from what was counted, so a call pays nothing for them.  Source of the wording: AITER's
 tuned_gemm.py at e4048607.
 """
 
@@ -17,56 +17,57 @@ from gemmtuned.configs.solution import Device, Solution
 from gemmtuned.configs.stderr_lines import say_line
 from gemmtuned.hooks.dispatch import Table
 
-MAX_TOLD: Final = 65_536  # selections remembered; beyond it nothing more is logged
+MAX_LOGGED: Final = 65_536  # problems that are remembered as logged; of further ones nothing is logged
 
 
 class Selections:
-    """Says what runs for a problem when it is first called, and again when that changes.
+    """Logs what runs for a problem when it is first called, and again when that changes.
 
-    file_of: the table that a solution came in; folder: the published ones.  waits: tables will be loaded, and `loaded`
-    be called then.  An earlier miss is no news where the tables have the problem: it is held back until they are
-    there, and logged at the end if it was never called again.
+    file_of: the table that a solution came from.  folder: that of the published tables.  waits: tables are still to be
+    loaded; `loaded` is called when they are.  Until then a miss may only mean that they are not there yet.  So its line
+    is held back: it is dropped where the tables have the problem, and logged where they do not, or when the process
+    ends.
     """
 
     def __init__(self, folder: Path, file_of: Callable[[Solution], Path | None], *, waits: bool = False) -> None:
         self._folder, self._file_of = folder, file_of
-        self._told: dict[_Key, Solution | None] = {}
+        self._logged: dict[_Key, Solution | None] = {}
         self._held: dict[_Key, tuple[Sighting, Device]] = {}
         self._waits, self._loaded = waits, not waits
 
     def note(self, sighting: Sighting, table: Table, device: Device) -> None:
-        """Log this sighting's selection, once; a hit that is gone since the call is not logged."""
+        """Log what ran this sighting, once. A hit whose solution has left the table since the call is not logged."""
         if self._waits and self._loaded:
             self._waits = False
-            self._tell_held(lambda held: _find(table, held)[1] is None)
+            self._log_held(lambda held: _find(table, held)[1] is None)
         outcome, solution = _find(table, sighting)
         if sighting.outcome == "miss" and (self._waits or solution is not None):
-            if len(self._held) < MAX_TOLD:
+            if len(self._held) < MAX_LOGGED:
                 self._held.setdefault(_key(sighting), (sighting, device))
         elif outcome == sighting.outcome:
             self._held.pop(_key(sighting), None)
-            self._tell(sighting, solution, device)
+            self._log(sighting, solution, device)
 
     def loaded(self) -> None:
         """The tables that were there at the start are in use now. Called by another thread than `note`."""
         self._loaded = True
 
     def finish(self) -> None:
-        """The process ends: log what ran by default and was not called again since."""
-        self._tell_held(lambda held: True)
+        """The process ends: log the misses that are still held back."""
+        self._log_held(lambda held: True)
 
-    def _tell_held(self, wanted: Callable[[Sighting], bool]) -> None:
+    def _log_held(self, wanted: Callable[[Sighting], bool]) -> None:
         for key, (sighting, device) in list(self._held.items()):
             if wanted(sighting):
                 del self._held[key]
-                self._tell(sighting, None, device)
+                self._log(sighting, None, device)
 
-    def _tell(self, sighting: Sighting, solution: Solution | None, device: Device) -> None:
+    def _log(self, sighting: Sighting, solution: Solution | None, device: Device) -> None:
         key = _key(sighting)
-        if key in self._told and self._told[key] == solution:
+        if key in self._logged and self._logged[key] == solution:
             return
-        if len(self._told) < MAX_TOLD or key in self._told:
-            self._told[key] = solution
+        if len(self._logged) < MAX_LOGGED or key in self._logged:
+            self._logged[key] = solution
             say_line(f"[gemmtuned] {self._line(sighting, solution, device)}")  # whatever the program does with logging
 
     def _line(self, sighting: Sighting, solution: Solution | None, device: Device) -> str:

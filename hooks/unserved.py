@@ -1,10 +1,13 @@
-"""Calls that a solution is there for and does not serve, for one of two reasons.
+"""Calls of problems that have a solution, and that it did not serve, for one of two reasons.
 
-An engine's operator is called, beside whose kernel the solution was not raced; or its kernel does not take the operands
-(how they lie, where they begin).  The native hook notes both with the counts, a bit for each operator, and the lowest
-one for operands.  The daemon is told once for each problem and operator with each table, since the next table may have
-such a solution.  A call that was made before the table in use came says nothing of it: what that table has is asked
-first, and told with its generation, since the store may already have a solution that is not in use here.
+Either the call was one of an engine's operator, and the solution was not raced beside that engine's kernel; or the
+solution's kernel does not take these operands (their strides, their addresses).  The native hook notes both with the
+counts: one bit for each operator, and the lowest bit for operands.  What it noted is reported to the daemon once for
+each problem, operator and table, since the next table may have a solution that serves.
+
+A call may have been made before the table in use came, and then says nothing about this table.  So the table is asked
+first whether it has such a solution.  The report names the generation of the table, since the store may already have a
+better solution that this program has not taken up.
 """
 
 from __future__ import annotations
@@ -22,41 +25,41 @@ if TYPE_CHECKING:
     from gemmtuned.configs.sighting import Sighting
     from gemmtuned.configs.solution import Solution
 
-MOST: Final = 4096  # that are remembered
+MOST: Final = 4096  # reports that are remembered, so as not to be repeated
 Note = tuple[Problem, str, str, int]  # problem, engine's operator, place, generation of the table
 
 
 class Unserved:
-    """What was noted and not told yet."""
+    """Reports that were not taken yet, each once per table."""
 
     def __init__(self) -> None:
         self._new: dict[Note, None] = {}
-        self._told: set[int] = set()  # hashes: the collector counts none of them
+        self._reported: set[int] = set()  # hashes, which cost the garbage collector nothing
         self._generation = 0
 
     def note(self, sighting: Sighting, table: Table) -> None:
-        """Note what a sighting says. table: that in use."""
+        """Note what a sighting says. table: the one in use."""
         if table.generation != self._generation:
-            self._told, self._generation = set(), table.generation
+            self._reported, self._generation = set(), table.generation
         for at, operator in enumerate((OPERANDS, *OPERATORS)):
             if not sighting.unserved >> at & 1:
                 continue
-            one = sighting.problem, operator, sighting.place, table.generation
-            if len(self._told) < MOST and hash(one) not in self._told:
-                self._told.add(hash(one))
+            report = sighting.problem, operator, sighting.place, table.generation
+            if len(self._reported) < MOST and hash(report) not in self._reported:
+                self._reported.add(hash(report))
                 if _waits(at, sighting, table):
-                    self._new[one] = None
+                    self._new[report] = None
 
     def take(self) -> Iterator[Note]:
-        """What came since the last time."""
+        """The reports that came since the last time."""
         while self._new:
             yield self._new.popitem()[0]
 
 
 def _waits(number: int, sighting: Sighting, table: Table) -> bool:
-    """Whether the operator with this number finds a solution here that may not serve it, and that it might lose to.
+    """Whether the table has a solution for this problem that has never been raced beside the operator's kernel.
 
-    0: whether there is any solution for such operands.
+    number: of the operator, from 1 on.  0, for operands: whether the table has a kernel for the problem at all.
     """
     solution = table.find(sighting.problem, "graph" if sighting.graph else "eager", sighting.place)[1]
     if solution is None or solution.backend == DEFAULT_BACKEND:
@@ -67,7 +70,7 @@ def _waits(number: int, sighting: Sighting, table: Table) -> bool:
 
 
 def engines_of(solution: Solution) -> int:
-    """The bits of `Engines` in hooks/native/routes.h: instead of whose operators the solution may run here."""
+    """The bits of `Engines` in hooks/native/routes.h: how the solution's races with engines' kernels have ended."""
     if not solution.beside and solution.backend not in BACKENDS:
         return 0
     bits = 0

@@ -196,7 +196,7 @@ class WorkQueue:
         """
         solution, asked = found[0], self._request
         check = self._check if self._check is not None and self._check.work is work else None
-        if check is not None and (refusal := check.against(found)):
+        if check is not None and (refusal := check.refusal(found)):
             self._refuse(check, refusal, now_s)
             return self._store.solutions.generation()
         final = asked is None or solution.backend != DEFAULT_BACKEND or not asked.left_out(work.members)

@@ -55,7 +55,7 @@ def test_others_were_in_the_way_where_threads_waited_since_the_last_look(threads
     for ran_s, waited_s in ((1.0, 0.02), (2.0, 0.5), (1.0, 0.4), (2.0, 0.5), (2.0, 0.5), (1.0, 0.4), (1.5, 0.6)):
         threads.spent(7, ran_s, waited_s)
         threads.spent(8, 0.0, 0.0)
-        said.append(crowd.was_in_the_way())
+        said.append(crowd.is_crowded())
 
     assert said == [False, True, True, False, False, False, True], "a thread has ended at the third and the sixth"
 
@@ -65,13 +65,13 @@ def test_a_moment_too_short_to_tell_is_as_the_one_before_and_counts_with_the_nex
     said = []
     for ran_s, waited_s in ((1.0, 0.9), (1.001, 0.9), (1.012, 0.904), (1.05, 0.904), (1.055, 0.906)):
         threads.spent(7, ran_s, waited_s)
-        said.append(crowd.was_in_the_way())
+        said.append(crowd.is_crowded())
 
     assert said == [True, True, True, False, False]
 
 
 def test_a_kernel_that_does_not_count_says_nothing_against_times(tmp_path: Path) -> None:
-    assert not Crowd(CpuWait(tmp_path / "none", tmp_path / "none")).was_in_the_way()
+    assert not Crowd(CpuWait(tmp_path / "none", tmp_path / "none")).is_crowded()
 
 
 class Told:
@@ -87,7 +87,7 @@ class Told:
 def test_a_quota_that_holds_others_of_the_group_is_no_crowd(tmp_path: Path) -> None:
     crowd = Crowd(Told((1.0, 0.5), (2.0, -2.0), (3.0, -5.0), (4.0, -4.0)))  # type: ignore[arg-type]
 
-    assert [crowd.was_in_the_way() for _ in range(4)] == [True, False, False, True]
+    assert [crowd.is_crowded() for _ in range(4)] == [True, False, False, True]
 
 
 def test_how_much_longer_it_ran_is_what_each_of_its_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_how_much_longer_it_ran_is_what_each_of_its_threads_waited(monkeypatch: 
     crowd = Crowd(Told((1.0, 3.0), (3.0, 9.0), (4.0, 9.0), (1.0, 2.0)))  # type: ignore[arg-type]
     longer_s = []
     for now_s[0] in (10.0, 14.0, 15.0, 16.0):
-        crowd.was_in_the_way()
+        crowd.is_crowded()
         longer_s.append(crowd.longer_s)
 
     assert longer_s == [3.0, 6.0, 6.0, 6.0]
