@@ -1,4 +1,6 @@
-"""What the methods of quantisation say in their own words: of each weight's dtype, and of those they leave alone.
+"""Reads quantisation configs: how each weight is stored, and which weights are not quantised.
+
+Each method spells that in its own way.  A config is the `quantization_config` of a model's config.json.
 
 Sources: transformers' quantizers, vLLM's quantisation configs, compressed-tensors, GPTQModel, AutoAWQ and auto-round.
 model_tools.py has the methods of AMD Quark, torchao and HQQ.
@@ -20,40 +22,40 @@ _LISTS: Final = (
 )  # fmt: skip
 
 
-def read(told: Mapping[str, Any]) -> Rules:
+def read(config: Mapping[str, Any]) -> Rules:
     """The rules of one quantization_config. Raises AttributeError, KeyError, TypeError or ValueError for an odd one."""
-    method = str(told.get("quant_method") or ("modelopt" if "quant_algo" in told else ""))
-    rules = Rules(method, plain=tuple(one for name in _LISTS for one in _flat(told.get(name))))
-    if isinstance(told.get("quantized_layers"), Mapping):  # ModelOpt: each layer by itself
-        _each_layer(rules, told)
+    method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else ""))
+    rules = Rules(method, plain=tuple(one for name in _LISTS for one in _flat(config.get(name))))
+    if isinstance(config.get("quantized_layers"), Mapping):  # ModelOpt: a method for each layer
+        _each_layer(rules, config)
     elif method == "modelopt" or method.startswith("modelopt"):
-        rules.kept = _algo(str(told.get("quant_algo") or ""))
-        if told.get("quant_algo") is None and told.get("kv_cache_quant_algo"):  # keys and values alone
+        rules.kept = _algo(str(config.get("quant_algo") or ""))
+        if config.get("quant_algo") is None and config.get("kv_cache_quant_algo"):  # only keys and values are quantised
             rules.kept = PLAIN
     elif method in ("fp8", "fbgemm_fp8", "finegrained_fp8"):
-        rules.kept, rules.way = _fp8(told), "expression"
+        rules.kept, rules.way = _fp8(config), "expression"
         rules.head = head_of(rules)
     elif method == "compressed-tensors":
-        rules.kept, rules.some = _groups(told)
+        rules.kept, rules.some = _groups(config)
         rules.plain_first = True
-        rules.head = rules.kept  # its targets mean what they say
+        rules.head = rules.kept  # the head is a linear layer like others
         rules.routers = PLAIN if rules.kept == PLAIN else UNKNOWN
     elif method == "mxfp4":
         rules.kept, rules.experts_only, rules.way = ("fp4_e2m1", "1x32"), True, "expression"
     elif method in ("gptq", "awq", "auto-round", "auto_round", "intel/auto-round", "gptq_marlin", "awq_marlin"):
-        _of_groups(rules, told)
+        _of_groups(rules, config)
     elif method == "bitsandbytes":
         four = {"nf4": ("nf4", "group"), "fp4": ("bnb_fp4", "group")}
         rules.kept = (
-            ("i8", "row") if told.get("load_in_8bit")
-            else four.get(str(told.get("bnb_4bit_quant_type") or "fp4"), UNKNOWN) if told.get("load_in_4bit")
+            ("i8", "row") if config.get("load_in_8bit")
+            else four.get(str(config.get("bnb_4bit_quant_type") or "fp4"), UNKNOWN) if config.get("load_in_4bit")
             else UNKNOWN
         )  # fmt: skip
         rules.way, rules.head = "expression", head_of(rules)
     elif method in model_tools.READERS:
-        model_tools.READERS[method](rules, told)
+        model_tools.READERS[method](rules, config)
     if rules.kept == UNKNOWN:
-        algo = f" {told['quant_algo']}" if told.get("quant_algo") else ""
+        algo = f" {config['quant_algo']}" if config.get("quant_algo") else ""
         rules.notes.append(
             f"how quant_method {method or '(none)'!r}{algo} keeps weights is not known: they are not planned"
         )
@@ -65,45 +67,46 @@ def read(told: Mapping[str, Any]) -> Rules:
     return rules
 
 
-def _each_layer(rules: Rules, told: Mapping[str, Any]) -> None:
-    layers = {str(name): one for name, one in told["quantized_layers"].items()}
+def _each_layer(rules: Rules, config: Mapping[str, Any]) -> None:
+    layers = {str(name): one for name, one in config["quantized_layers"].items()}
     rules.some = tuple((name, _algo(str(one.get("quant_algo", "")))) for name, one in layers.items())
-    mixed = told.get("quant_algo") == "MIXED_PRECISION" and rules.method == "modelopt"
-    rules.kept = PLAIN if mixed else _fp8(told)
-    if rules.method == "fp8":  # beside it the method of the whole: what ModelOpt leaves alone is fp8 still
+    mixed = config.get("quant_algo") == "MIXED_PRECISION" and rules.method == "modelopt"
+    rules.kept = PLAIN if mixed else _fp8(config)
+    if rules.method == "fp8":  # the method is for the whole model: what ModelOpt leaves alone is fp8 nevertheless
         rules.plain = tuple(one for one in rules.plain if one in ("head", "lm_head"))
 
 
-def _of_groups(rules: Rules, told: Mapping[str, Any]) -> None:
-    """GPTQ, AWQ and auto-round: integers in groups, with layers of bits of their own."""
-    usual = {"bits": told.get("bits", told.get("w_bit")), "data_type": told.get("data_type")}
+def _of_groups(rules: Rules, config: Mapping[str, Any]) -> None:
+    """GPTQ, AWQ and auto-round: integers in groups; some layers have their own number of bits."""
+    usual = {"bits": config.get("bits", config.get("w_bit")), "data_type": config.get("data_type")}
     rules.kept = _bits(usual)
     if rules.method.startswith("awq"):
         rules.way = "part"
-    if told.get("lm_head") is True:
+    if config.get("lm_head") is True:
         rules.head = rules.kept
-    single = told.get("dynamic")  # GPTQModel's: `-:expression` leaves modules alone, `+:` has bits of their own
+    # GPTQModel: `-:expression` names layers that are not quantised, `+:expression` those with their own bits
+    single = config.get("dynamic")
     for pattern, own in single.items() if isinstance(single, Mapping) else ():
         left = str(pattern).startswith("-:")  # the first that fits decides
         own_kept = PLAIN if left else _bits({**usual, **dict(own)})
         rules.some += ((f"re:{str(pattern).removeprefix('-:').removeprefix('+:')}", own_kept),)
-    extra = told.get("extra_config")  # auto-round's: by name, or by an expression
+    extra = config.get("extra_config")  # auto-round: by name, or by an expression
     for name, own in extra.items() if isinstance(extra, Mapping) else ():
         kept = _bits({**usual, **dict(own)})
         form = name if not any(sign in name for sign in "*+?\\[(|") else f"re:{name}"
         rules.some += ((form, kept),)
-    within = _flat(told.get("modules_in_block_to_quantize")) + _flat(told.get("block_name_to_quantize"))
+    within = _flat(config.get("modules_in_block_to_quantize")) + _flat(config.get("block_name_to_quantize"))
     rules.within = tuple(part.strip() for one in within for part in one.split(",") if part.strip())
 
 
-def _flat(told: object) -> list[str]:
-    if isinstance(told, str):
-        return [told]
-    return [name for one in told for name in _flat(one)] if isinstance(told, Iterable) else []
+def _flat(listed: object) -> list[str]:
+    if isinstance(listed, str):
+        return [listed]
+    return [name for one in listed for name in _flat(one)] if isinstance(listed, Iterable) else []
 
 
-def _bits(told: Mapping[str, Any]) -> Kept:
-    kind, bits = str(told.get("data_type") or "int"), told.get("bits")
+def _bits(layer: Mapping[str, Any]) -> Kept:
+    kind, bits = str(layer.get("data_type") or "int"), layer.get("bits")
     if bits == 16 and kind in ("int", "float", "bf16", "fp16", "fp"):
         return PLAIN
     if kind.startswith("int"):
@@ -112,18 +115,18 @@ def _bits(told: Mapping[str, Any]) -> Kept:
     return known.get((kind, bits), UNKNOWN)  # type: ignore[arg-type]
 
 
-def _fp8(told: Mapping[str, Any]) -> Kept:
-    block, form = told.get("weight_block_size"), str(told.get("fmt") or "e4m3")
+def _fp8(config: Mapping[str, Any]) -> Kept:
+    block, form = config.get("weight_block_size"), str(config.get("fmt") or "e4m3")
     dtype = f"fp8_{form.removeprefix('float8_').removesuffix('fn')}"
     if dtype not in ("fp8_e4m3", "fp8_e5m2") or not isinstance(block, list | None):
         return UNKNOWN
     if block is None:
-        return (dtype, "row" if told.get("quant_method") == "fbgemm_fp8" else "tensor")
+        return (dtype, "row" if config.get("quant_method") == "fbgemm_fp8" else "tensor")
     return dtype, {(128, 128): "1x128", (1, 32): "1x32"}.get(tuple(block), "block")
 
 
 def _algo(name: str) -> Kept:
-    """ModelOpt's names."""
+    """How weights are stored by an algorithm of ModelOpt, by its name."""
     known = {
         "FP8": ("fp8_e4m3", "tensor"), "FP8_PER_CHANNEL_PER_TOKEN": ("fp8_e4m3", "row"),
         "FP8_PB_WO": ("fp8_e4m3", "1x128"),
@@ -135,17 +138,21 @@ def _algo(name: str) -> Kept:
     return known.get(name.upper(), UNKNOWN)
 
 
-def _groups(told: Mapping[str, Any]) -> tuple[Kept, tuple[tuple[str, Kept], ...]]:
-    """compressed-tensors: groups of targets, by class (all linears) or by name."""
-    groups = told.get("config_groups")
+def _groups(config: Mapping[str, Any]) -> tuple[Kept, tuple[tuple[str, Kept], ...]]:
+    """(how all linear layers are stored, patterns of others) of compressed-tensors' groups.
+
+    A group has targets: a class ("Linear": all linear layers), or names.
+    """
+    groups = config.get("config_groups")
     every, some = PLAIN, []
-    if groups == {} and told.get("kv_cache_scheme") and not told.get("sparsity_config"):  # keys and values alone
+    # then only keys and values are quantised
+    if groups == {} and config.get("kv_cache_scheme") and not config.get("sparsity_config"):
         return PLAIN, ()
     if not isinstance(groups, Mapping) or not groups:
         return UNKNOWN, ()
     for group in groups.values():
         kept = _weights(
-            group.get("weights") if isinstance(group, Mapping) else None, group.get("format", told.get("format"))
+            group.get("weights") if isinstance(group, Mapping) else None, group.get("format", config.get("format"))
         )
         for target in _flat(group.get("targets") or "Linear"):
             if target == "Linear":
@@ -155,18 +162,18 @@ def _groups(told: Mapping[str, Any]) -> tuple[Kept, tuple[tuple[str, Kept], ...]
     return every, tuple(some)
 
 
-def _weights(told: object, form: object) -> Kept:
-    if told is None:
+def _weights(weights: object, form: object) -> Kept:
+    if weights is None:
         return PLAIN
-    if not isinstance(told, Mapping):
+    if not isinstance(weights, Mapping):
         return UNKNOWN
-    bits, kind, size = told.get("num_bits"), told.get("type"), told.get("group_size")
-    strategy = str(told.get("strategy") or ("group" if size else "tensor"))
+    bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    strategy = str(weights.get("strategy") or ("group" if size else "tensor"))
     scale = {"tensor": "tensor", "channel": "row", "token": "row", "group": "group", "tensor_group": "group"}.get(
         strategy, ""
     )
     if strategy == "block":
-        scale = "1x128" if told.get("block_structure") in ([128, 128], "128x128") else "block"
+        scale = "1x128" if weights.get("block_structure") in ([128, 128], "128x128") else "block"
     if not scale:
         return UNKNOWN
     if (bits, kind) == (8, "float"):

@@ -18,22 +18,22 @@ _QUARK: Final = {
 _QUARK_PLAIN: Final = ("bfloat16", "float16", "float32")
 
 
-def quark(rules: Rules, told: Mapping[str, Any]) -> None:
-    """Of all linear layers, then of a class, then by patterns of names, where the first that fits decides."""
-    every = told["global_quant_config"]
-    classes = told.get("layer_type_quant_config") or {}
+def quark(rules: Rules, given: Mapping[str, Any]) -> None:
+    """One config for all linear layers, and some for patterns of names, of which the first that fits decides."""
+    every = given["global_quant_config"]
+    classes = given.get("layer_type_quant_config") or {}
     rules.kept = _of_quark(classes.get("Linear", every))
-    rules.some = tuple((str(name), _of_quark(one)) for name, one in (told.get("layer_quant_config") or {}).items())
+    rules.some = tuple((str(name), _of_quark(one)) for name, one in (given.get("layer_quant_config") or {}).items())
     rules.plain_first = True
-    rules.head = rules.kept  # a linear layer as any other: `exclude` names it where it is none
+    rules.head = rules.kept  # the head is a linear layer like others: `exclude` names it where it is not quantised
     rules.routers = PLAIN if rules.kept == PLAIN else UNKNOWN
 
 
-def _of_quark(told: object) -> Kept:
-    weight = told.get("weight") if isinstance(told, Mapping) else ""
+def _of_quark(given: object) -> Kept:
+    weight = given.get("weight") if isinstance(given, Mapping) else ""
     if weight is None:
         return PLAIN
-    if isinstance(weight, list):  # steps, the last of which is how it is kept; or of its scales, which say so
+    if isinstance(weight, list):  # steps, some of the scales, which are marked: the last other is how it is stored
         weight = next((one for one in reversed(weight) if not one.get("is_scale_quant")), "")
     if not isinstance(weight, Mapping):
         return UNKNOWN
@@ -55,9 +55,9 @@ def _of_quark(told: object) -> Kept:
     return (dtype, scale) if scale else UNKNOWN
 
 
-def torchao(rules: Rules, told: Mapping[str, Any]) -> None:
-    """One config for all linear layers, or one for each name: `re:` expressions, whole names, and the others' own."""
-    kind = told["quant_type"]
+def torchao(rules: Rules, given: Mapping[str, Any]) -> None:
+    """One config for all linear layers, or one for each name: a whole name, a `re:` expression, or `_default`."""
+    kind = given["quant_type"]
     rules.way = "expression"
     if isinstance(kind, str):
         rules.kept = _OF_NAMES.get(kind, UNKNOWN)
@@ -75,12 +75,12 @@ def torchao(rules: Rules, told: Mapping[str, Any]) -> None:
             )
         else:
             rules.kept = _of_torchao(config)
-    rules.head = rules.kept if told.get("include_input_output_embeddings") else head_of(rules)
+    rules.head = rules.kept if given.get("include_input_output_embeddings") else head_of(rules)
     if rules.kept != PLAIN:
-        rules.experts = UNKNOWN  # which are no linear layers in some versions of transformers, and are left alone there
+        rules.experts = UNKNOWN  # in some versions of transformers they are no linear layers, and then not quantised
 
 
-_OF_NAMES: Final[dict[str, Kept]] = {  # of torchao's functions, which came before its classes
+_OF_NAMES: Final[dict[str, Kept]] = {  # by names of torchao's functions, which its classes have replaced
     "int4_weight_only": ("i4", "group"), "int8_weight_only": ("i8", "row"),
     "int8_dynamic_activation_int8_weight": ("i8", "row"), "int8_dynamic_activation_int4_weight": ("i4", "group"),
     "float8_dynamic_activation_float8_weight": ("fp8_e4m3", "tensor"),
@@ -115,11 +115,11 @@ def _of_torchao(config: object) -> Kept:
     return ("fp4_e2m1", "1x16") if name.startswith("NVFP4") else UNKNOWN
 
 
-def _granularity(told: object, usual: str) -> str:
-    """Of the weight: the second of two; "" for one that is not known."""
-    if told is None:
+def _granularity(given: object, usual: str) -> str:
+    """What shares a scale of the weight, whose granularity is the second of two; "" where it is not known."""
+    if given is None:
         return usual
-    one = told[-1] if isinstance(told, list) and told else told
+    one = given[-1] if isinstance(given, list) and given else given
     name = str(one.get("_type")) if isinstance(one, Mapping) else ""
     data = (one.get("_data") or {}) if isinstance(one, Mapping) else {}
     if name == "PerBlock":
@@ -129,16 +129,16 @@ def _granularity(told: object, usual: str) -> str:
     return {"PerRow": "row", "PerTensor": "tensor", "PerGroup": "group"}.get(name, "")
 
 
-def _data_of(told: object, usual: str) -> str:
+def _data_of(given: object, usual: str) -> str:
     """A torch.dtype as config_to_dict writes it."""
-    said = told.get("_data") if isinstance(told, Mapping) else told
+    said = given.get("_data") if isinstance(given, Mapping) else given
     return usual if said is None else str(said).removeprefix("torch.")
 
 
-def hqq(rules: Rules, told: Mapping[str, Any]) -> None:
-    """One config for all linear layers, or one for each kind of them by the end of its name; the others stay."""
-    config = told["quant_config"]
-    rules.plain = tuple(str(one) for one in told.get("skip_modules") or ("lm_head",))
+def hqq(rules: Rules, given: Mapping[str, Any]) -> None:
+    """One config for all linear layers, or one for each ending of a name; other layers are not quantised."""
+    config = given["quant_config"]
+    rules.plain = tuple(str(one) for one in given.get("skip_modules") or ("lm_head",))
     rules.plain_first = True
     if "weight_quant_params" in config:
         rules.kept = _of_hqq(config)
@@ -147,14 +147,14 @@ def hqq(rules: Rules, told: Mapping[str, Any]) -> None:
         rules.some = tuple((f"*{tag}", _of_hqq(one)) for tag, one in config.items())
 
 
-def _of_hqq(told: object) -> Kept:
-    if told is None:
+def _of_hqq(given: object) -> Kept:
+    if given is None:
         return PLAIN
-    given = told.get("weight_quant_params") if isinstance(told, Mapping) else None
-    if not isinstance(given, Mapping):
+    values = given.get("weight_quant_params") if isinstance(given, Mapping) else None
+    if not isinstance(values, Mapping):
         return UNKNOWN
-    dtype = {4: "i4", 8: "i8"}.get(given.get("nbits", 4))
-    return (dtype, "group" if given.get("group_size", 64) else "row") if dtype else UNKNOWN
+    dtype = {4: "i4", 8: "i8"}.get(values.get("nbits", 4))
+    return (dtype, "group" if values.get("group_size", 64) else "row") if dtype else UNKNOWN
 
 
 READERS: Final[Mapping[str, Callable[[Rules, Mapping[str, Any]], None]]] = {

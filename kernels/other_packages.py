@@ -1,9 +1,10 @@
-"""What other packages add to ours, and how a worker runs it: a package that breaks costs its own part and nothing else.
+"""How a worker runs code of other packages, so that one that breaks costs its own part and nothing else.
 
-They add backends and families by entry points, and kernels of theirs by backends that we have written.  Workers, which
-measure, import them for that; programs never do.  What a piece of theirs raises leaves out that piece, with a word.  A
-piece that ends the whole process cannot be caught, so it is told before it runs (`Guests.tell`): the daemon then knows
-what its worker died of, and starts the next one without it (daemon/seats/left_out.py).
+Other packages add backends and families by entry points, and kernels through backends that we have written for them.
+Only workers, which measure, import them; programs never do.  The code is run in pieces: the import of a module, or one
+call.  A piece that raises is left out, and that is said.  A piece that ends the whole process cannot be caught: so each
+is announced before it runs (`Guests.tell`), and the daemon, which then knows what its worker died of, starts the next
+one without that piece (daemon/seats/left_out.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gemmtuned.configs.passing import lack_in, told
 
 logger = logging.getLogger("gemmtuned.kernels")
 _T = TypeVar("_T")
-_ALIKE: Final = 6  # names that are said where one fits none
+_ALIKE: Final = 6  # similar names that are listed for one that nothing has
 
 
 class NotRun(Exception):
@@ -29,12 +30,12 @@ class NotRun(Exception):
 
 
 class Guests:
-    """The other packages in this process.
+    """The code of other packages in this process.
 
-    tell: called with (piece, package) before a piece runs, and with ("", "") once none does.
-    say: called with (name, why, wanted) for each backend, family or entry point that is left out.
-    without: names that somebody wants left out, or patterns of them: of backends, families, entry points and packages.
-    ended: pieces that ended an earlier worker, with how they did; "*" stands for every piece.
+    tell: is called with (piece, package) before a piece runs, and with ("", "") when none runs any more.
+    say: is called with (name, why, wanted) for each backend, family or entry point that is left out.
+    without: names, or patterns of names, that a user excludes: of backends, families, entry points and packages.
+    ended: pieces that ended an earlier worker, each with how it did; "*" means every piece.
     """
 
     def __init__(self) -> None:
@@ -42,15 +43,15 @@ class Guests:
         self.say: Callable[[str, str, bool], object] = _log
         self.without: tuple[str, ...] = ()
         self.ended: Mapping[str, str] = {}
-        self.lacking: dict[str, str] = {}  # what is left out for want of something that may be there again, with why
-        self.package_of: dict[str, str] = {}  # of backends and families that came by entry points, by their names
+        self.lacking: dict[str, str] = {}  # what is left out because something is missing that may come back, with why
+        self.package_of: dict[str, str] = {}  # by name, of backends and families that entry points have added
         self._running: list[tuple[str, str]] = []
         self._said: dict[str, str] = {}
-        self._used: set[str] = set()  # patterns of `without` that something has
-        self._names: set[str] = set()  # all that were asked for
+        self._used: set[str] = set()  # patterns of `without` that fitted a name
+        self._names: set[str] = set()  # all names that `is_unwanted` was asked about
 
     def is_unwanted(self, *names: str) -> bool:
-        """Whether somebody wants one of these names left out; then nothing of it is run, nor its version asked for."""
+        """Whether a user excludes one of these names; then nothing of it is run, not even to learn its version."""
         self._names.update(filter(None, names))
         pattern = next((p for p in self.without for name in names if is_named(name, p)), "")
         if pattern:
@@ -59,7 +60,7 @@ class Guests:
         return bool(pattern)
 
     def say_unused(self) -> None:
-        """Say which names of `without` nothing has: they may be misspelt."""
+        """Say which patterns of `without` fit no name: they may be misspelt."""
         for pattern in self.without:
             if pattern in self._used:
                 continue
@@ -68,7 +69,7 @@ class Guests:
             self.leave_out(pattern, f"GEMMTUNED_WITHOUT or --without names it, and nothing here has that name{only}")
 
     def run(self, piece: str, package: str, do: Callable[[], _T]) -> _T:
-        """What `do` gives. Raises NotRun for a piece that ended an earlier worker, and whatever `do` raises."""
+        """Run `do` as this piece. Raises NotRun where the piece ended an earlier worker, and whatever `do` raises."""
         why = self.ended.get(piece) or self.ended.get("*")
         if why:
             raise NotRun(f"{piece} {why}")
@@ -81,7 +82,7 @@ class Guests:
             self.tell(*(self._running[-1] if self._running else ("", "")))
 
     def ask(self, name: str, piece: str, package: str, do: Callable[[], _T], otherwise: _T) -> _T:
-        """As `run`; `otherwise`, with a word that `name` is left out, where it raises."""
+        """As `run`; where it raises, say that `name` is left out, and return `otherwise`."""
         try:
             return self.run(piece, package, do)
         except BaseException as err:  # other people's code may raise anything, to end the process, too
@@ -89,7 +90,7 @@ class Guests:
             return otherwise
 
     def leave_out(self, name: str, why: str, *, wanted: bool = False) -> None:
-        """Say so, once for each reason. wanted: somebody asked for it, so nothing is wrong."""
+        """Say that this is left out, once for each reason. wanted: a user excludes it, so nothing is wrong."""
         if not wanted and lack_in(why):
             self.lacking[name] = why
         if self._said.get(name) != why:
@@ -97,7 +98,7 @@ class Guests:
             self.say(name, why, wanted)
 
     def load(self, modules: Iterable[str], package: str) -> None:
-        """Import modules of a package, each a piece of its own. Raises as `run` does."""
+        """Import modules of a package, each as a piece. Raises as `run` does."""
         for module in modules:
             self.run(f"import of {module}", package, partial(import_module, module))
 
@@ -110,13 +111,13 @@ GUESTS: Final = Guests()
 
 
 def reason_of(err: BaseException) -> str:
-    """What an error says, on one line, and what it was short of."""
+    """The error on one line, with what was missing where that is known."""
     said = str(err) if isinstance(err, NotRun) else f"{type(err).__name__}: {err}"
     return told(" ".join(said.split())[:300], err)
 
 
 def is_named(name: str, pattern: str) -> bool:
-    """Whether somebody means it by this name or pattern: a package's may have - or _, and any case."""
+    """Whether a name or pattern of a user fits: case does not matter, and - is as good as _."""
     return fnmatchcase(name, pattern) or fnmatchcase(_plain(name), _plain(pattern))
 
 
@@ -143,9 +144,9 @@ def installed(packages: str | tuple[str, ...]) -> tuple[str, str]:
 
 
 def found(group: str, kind: str, objection: Callable[[_T], str]) -> Iterator[_T]:
-    """What the entry points of this group name; those that do not load, or have an objection, are left out with a word.
+    """The objects that the entry points of this group name. Those that do not load, or are refused, are left out.
 
-    kind: what it is, for the word.  objection: why it cannot be taken; "" where it can.
+    kind: what they are, for messages.  objection: why an object is refused; "" where it is not.
     """
     points, broken = named_points(group)
     for path, why in broken.items():

@@ -1,11 +1,12 @@
-"""What workers do without: pieces of other packages that ended one, and names that somebody wants left out.
+"""What workers must not run: pieces of other packages that ended a worker's process, and names that a user excludes.
 
-A worker says which piece of which package it is about to run (kernels/other_packages.py).  One that ends it is kept in
-a file of the home, so that no later worker runs it, for as long as the same version of that package is installed, with
-the same torch.  What may not be its own fault, a hang or a SIGKILL, is kept for a day.
+A piece is the import of a module, or one call into it.  A worker says which piece of which package it is about to run
+(kernels/other_packages.py), so that the daemon knows which one ended it.  That piece is written to a file of the home,
+and no later worker runs it for as long as the same versions of that package and of torch are installed.  After a hang
+or a SIGKILL, which may be nobody's fault, it is left out for a day only.
 
-Hosts and environments may share a home.  Each takes away only what it has written itself and what is too old, and a
-lock beside the file keeps two that write at once from losing each other's.
+Hosts and environments may share a home.  Each of them removes from the file only what it has written itself, and what
+is too old; a lock beside the file keeps two writers from undoing each other's changes.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ logger = logging.getLogger("gemmtuned.daemon")
 FILE: Final = "left_out.json"
 LOCK: Final = "left_out.lock"
 MOST_BYTES: Final = 1 << 18
-MOST: Final = 200  # pieces
+MOST: Final = 200  # pieces in the file
 DOUBTFUL_S: Final = 86_400.0
-FOREIGN_S: Final = 30 * DOUBTFUL_S  # after which a piece of another host or environment goes
-LOCK_S: Final = 1.0  # a home may lie where no lock can be had: then without
-IN_THE_DARK: Final = 2  # workers that ended at their start, in a row, behind pieces of others: the next one runs none
+FOREIGN_S: Final = 30 * DOUBTFUL_S  # after which a piece that another host or environment has written is removed
+LOCK_S: Final = 1.0  # to wait for the lock; a home may lie where there are none, and is then written without
+UNEXPLAINED: Final = 2  # workers in a row that ended at their start, after some pieces had run: the next one runs none
 ALL: Final = "*"  # every piece
 _WHY_ALL: Final = "is left out with all of other packages: workers ended at their start, and nothing says at which"
 # From outside: a service manager ends all processes of a daemon at the same time
@@ -48,10 +49,10 @@ FROM_OUTSIDE: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQ
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A piece that ended a worker.
+    """A piece that ended a worker: a row of the file.
 
-    installed: what was installed then.  doubtful: perhaps by no fault of its own.  where: the host and environment that
-    wrote it; "" of an earlier version.
+    installed: what was installed then, as `installed` gives it.  doubtful: it may not be the piece's fault.  where: the
+    host and environment that wrote the row; "" where an earlier version did.
     """
 
     piece: str
@@ -64,17 +65,17 @@ class Ended:
     where: str = ""
 
     def holds(self, now_s: float) -> bool:
-        """Whether it is still to be left out."""
+        """Whether the piece is still to be left out here."""
         return self.installed == installed(self.package) and not self._is_over(now_s)
 
     def is_kept(self, now_s: float) -> bool:
-        """Whether it stays in the file: it holds, or it may hold for another host or environment."""
+        """Whether the row stays in the file: it holds here, or it may on another host or in another environment."""
         if self.where in ("", here()):
             return self.holds(now_s)
         return self.at_s + FOREIGN_S >= now_s and not self._is_over(now_s)
 
     def is_same(self, other: Ended) -> bool:
-        """Whether it is the same piece of the same installation, or of an earlier one at the same path."""
+        """Whether `other` replaces this row: the same piece, written here too, or with the same installation."""
         return self.piece == other.piece and (self.where in ("", other.where) or self.installed == other.installed)
 
     def _is_over(self, now_s: float) -> bool:
@@ -82,37 +83,40 @@ class Ended:
 
 
 class Pieces:
-    """Those of a home; of none, for as long as this process lives. without: names that somebody wants left out."""
+    """The pieces that workers of a home must not run.
+
+    home: None keeps them in memory alone, for as long as this process lives.  without: names that a user excludes.
+    """
 
     def __init__(self, home: Path | None = None, without: tuple[str, ...] = ()) -> None:
         self.without = without
         self._home = home
         self._unwritten: tuple[Ended, ...] = ()
-        self._in_the_dark: dict[str, int] = {}  # by device
+        self._unexplained: dict[str, int] = {}  # by device: workers in a row, as UNEXPLAINED counts them
 
     @classmethod
     def of(cls, settings: Settings) -> Pieces:
-        """Those of a home, without what its user wants left out."""
+        """Those of the home that these settings name, with the names that they exclude."""
         return cls(settings.home, settings.without)
 
     def ended(self, device: str = "") -> dict[str, str]:
-        """The pieces that no worker of this device may run now, each with how it ended one; ALL stands for all."""
+        """The pieces that no worker of this device may run now, each with how it ended one; ALL means all pieces."""
         now_s = time.time()
         found = {one.piece: f"ended a worker: {one.how}" for one in self._known() if one.holds(now_s)}
-        return {**found, ALL: _WHY_ALL} if self._in_the_dark.get(device, 0) >= IN_THE_DARK else found
+        return {**found, ALL: _WHY_ALL} if self._unexplained.get(device, 0) >= UNEXPLAINED else found
 
     def at_start(self, device: str, *, well: bool, with_pieces: bool) -> None:
-        """How a worker started that has run pieces of other packages, or was to run none.
+        """Note how a worker started. well: it came up.  with_pieces: it ran pieces of other packages before.
 
-        A thread that one of them began may end the process a moment later, when nothing tells which it was.
+        A thread that a piece has begun may end the process a moment later, when nothing tells which piece it was.
         """
         if with_pieces:
-            self._in_the_dark[device] = 0 if well else self._in_the_dark.get(device, 0) + 1
-        elif not well:  # then it is no fault of theirs
-            self._in_the_dark[device] = 0
+            self._unexplained[device] = 0 if well else self._unexplained.get(device, 0) + 1
+        elif not well:  # without pieces, too: so it is not their fault
+            self._unexplained[device] = 0
 
     def blame(self, piece: str, package: str, how: str, *, doubtful: bool) -> None:
-        """This piece ended a worker. doubtful: perhaps by no fault of its own."""
+        """Note that this piece ended a worker. doubtful: it may not be the piece's fault."""
         now_s = time.time()
         one = Ended(piece, package, _version(package), installed(package), how[:300], now_s, doubtful, here())
         where = "this process"
@@ -138,7 +142,7 @@ class Pieces:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process changes the file, as far as a lock can be had."""
+        """Keep other processes from changing the file meanwhile, where there is a lock."""
         lock = LockFile(self._home / LOCK) if self._home is not None and os.path.isdir(self._home) else None  # noqa: PTH112  never raises
         held = False
         if lock is not None:
@@ -153,8 +157,8 @@ class Pieces:
                 lock.close()
 
 
-class Told:
-    """What the worker of one seat does without, as it says it itself: said once in the log, kept for reports."""
+class Announced:
+    """What the worker of one seat leaves out, as it announces it: logged once, and kept for reports."""
 
     def __init__(self, device_id: str) -> None:
         self._device_id, self._pid = device_id, 0
@@ -162,7 +166,7 @@ class Told:
         self._logged: set[LeftOut] = set()
 
     def hear(self, message: Message, pid: int) -> None:
-        """Whatever a worker says."""
+        """Take a message of the worker; most are of other kinds."""
         if not isinstance(message, (LeftOut, Hello)):
             return
         if pid != self._pid:
@@ -175,12 +179,12 @@ class Told:
                 logger.log(level, "left out device=%s name=%s reason=%r", self._device_id, message.name, message.why)
 
     def lines(self) -> list[str]:
-        """One for each name, with why."""
+        """One line for each name that is left out, with why."""
         return [f"{name}: {why}" for name, why in self._names.items()]
 
 
 def read(home: Path) -> tuple[Ended, ...]:
-    """What the file of a home says; nothing where it is none of ours."""
+    """The rows of a home's file; none where there is no such file, or it holds something else."""
     try:
         found = json.loads(read_small(home / FILE, MOST_BYTES))["pieces"]
         return tuple(_checked(one) for one in found)
@@ -204,11 +208,11 @@ def here() -> str:
 
 
 def installed(package: str) -> str:
-    """What must be equal for a piece of it to be as it was: its version and when that was installed, torch, Python."""
+    """Text that is equal while a piece of the package is unchanged: its version, its installation, torch, Python."""
     python = ".".join(map(str, sys.version_info[:3]))
     when = ""
     with suppress(Exception):  # not installed, or broken: then it has no folder
-        # The folder of its facts, which every installation makes anew
+        # The folder of its metadata, which every installation makes anew
         where = getattr(distribution(package), "_path", None)
         when = str(Path(where).stat().st_mtime_ns) if where is not None else ""
     return f"{package} {_version(package)} of {when}, torch {_version('torch')}, Python {python}"

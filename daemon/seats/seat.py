@@ -21,7 +21,7 @@ from gemmtuned.daemon.device.devices import Monitor
 from gemmtuned.daemon.seats.asking import Asking
 from gemmtuned.daemon.seats.job import Job, State, tell_death
 from gemmtuned.daemon.seats.keeper import Keeper
-from gemmtuned.daemon.seats.left_out import Told
+from gemmtuned.daemon.seats.left_out import Announced
 from gemmtuned.daemon.seats.outbox import Outbox
 from gemmtuned.daemon.seats.view import Patience, View
 from gemmtuned.daemon.seats.work_queue import WorkQueue
@@ -73,7 +73,7 @@ class Seat:
             Job, queue, self._to_write, device_id=monitor.id, killed_at=set(), installed=self._installed, always=always
         )
         self._solved: list[Solved] = []
-        self._left_out = Told(monitor.id)
+        self._left_out = Announced(monitor.id)
         self._published_s: float | None = None
         self._away = ""  # why the worker must leave the device now
         self._sent_away = ""  # the same, where that was seen during a turn, in another thread

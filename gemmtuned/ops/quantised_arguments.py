@@ -1,6 +1,7 @@
-"""Operands of the 8-bit and 4-bit ops, checked: sizes, types and devices fit each other, or a message says why not.
+"""Checks of the operands of the 8-bit and 4-bit ops: sizes, types and devices must fit each other.
 
-Sizes are compared one by one and never by `in`: to a compiler that takes a size as not known, 32 is in no (1, N).
+All of them raise GemmtunedError with what does not fit.  Sizes are compared one by one and never by `in`: to a
+compiler for which N is a symbol, 32 is not in (1, N).
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ GROUP_FP4: Final = 32  # values of K with one e8m0 scale
 
 
 def by_row(of_x: Tensor, of_w: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
-    """Scales [M, 1] of X and [1, N] of W, without gaps, of one number or one a row each: what serves both, too."""
+    """Scales [M, 1] of X and [1, N] of W, contiguous, each made of one number or of one per row."""
     return plain_rows(of_x.reshape(-1, 1).expand(m, 1)), plain_rows(of_w.reshape(1, -1).expand(1, n))
 
 
 def check_plain(op: str, w: Tensor) -> None:
-    """Nothing where the weight is not shuffled, as far as its mark says."""
+    """Refuse a weight that is marked as shuffled."""
     if is_shuffled(tensor(f"{op}: the weight", w)) or is_view_of_shuffled(w):
         raise GemmtunedError(f"{op}: the weight is shuffled, or a view of one that is: hand the plain weight")
 
 
 def check_k(op: str, x: Tensor, w: Tensor) -> None:
-    """Nothing where x is [.., K] and w [N, K], on one device."""
+    """Refuse operands other than x [.., K] and w [N, K] on one device."""
     if tensor(f"{op}: w", w).dim() != 2 or not tensor(f"{op}: x", x).dim() or x.shape[-1] != w.shape[1]:
         raise GemmtunedError(f"{op}: x is {tuple(x.shape)} and w {tuple(w.shape)}, expected [.., K] and [N, K]")
     if x.device != w.device:
@@ -40,18 +41,18 @@ def check_k(op: str, x: Tensor, w: Tensor) -> None:
 
 
 def check_result(op: str, dtype: Any) -> None:
-    """Nothing where results can be of this type."""
+    """Refuse a type that results cannot have."""
     if dtype not in FLOATS:
         raise GemmtunedError(f"{op}: dtype is {dtype}, expected one of {', '.join(map(str, FLOATS))}")
 
 
 def bias_of(op: str, bias: Tensor | None, w: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """[N] in dtype, of a bias as `row_of` takes it."""
+    """The bias as [N] in dtype; None without one."""
     return None if bias is None else row_of(op, bias, w).to(dtype)
 
 
 def factors_of(op: str, alpha: float | None, beta: float | None, bias: Tensor | None) -> tuple[float, float]:
-    """alpha and beta of alpha * product + beta * bias; 1 where they are None."""
+    """(alpha, beta) of alpha * product + beta * bias; 1 in place of None."""
     for name, factor in (("alpha", alpha), ("beta", beta)):
         if factor is not None and not isinstance(factor, int | float):
             raise GemmtunedError(f"{op}: {name} is {factor!r}, expected a number")
@@ -61,7 +62,7 @@ def factors_of(op: str, alpha: float | None, beta: float | None, bias: Tensor | 
 
 
 def scaled_bias(op: str, bias: Tensor | None, w: Tensor, dtype: torch.dtype, beta: float) -> Tensor | None:
-    """beta * bias in dtype, multiplied in fp32; None without one, and where beta is 0: it is not read."""
+    """beta * bias in dtype, multiplied in fp32; None without a bias, and where beta is 0, which does not read it."""
     if bias is None:
         return None
     row = row_of(op, bias, w)
@@ -69,7 +70,7 @@ def scaled_bias(op: str, bias: Tensor | None, w: Tensor, dtype: torch.dtype, bet
 
 
 def row_of(op: str, bias: Tensor, w: Tensor) -> Tensor:
-    """[N], of a bias [N] or [1, N]; w: [N, ..]."""
+    """A bias [N] or [1, N] as [N]. w: [N, ..]."""
     n, shape = w.shape[0], tuple(tensor(f"{op}: bias", bias).shape)
     if not shape or bias.numel() != n or shape[-1] != n or bias.is_complex():
         raise GemmtunedError(f"{op}: bias is {shape} of {bias.dtype}, expected [{n}]")
@@ -78,7 +79,7 @@ def row_of(op: str, bias: Tensor, w: Tensor) -> Tensor:
 
 
 def scale_of(what: str, scale: Tensor, of: Tensor, many: int) -> Tensor:
-    """In fp32, as it lies: one number, or `many` in a row or a column."""
+    """The scale in fp32, of the shape that it has: one number, or `many` of them in a row or a column."""
     found = tensor(what, scale)
     is_line = len([side for side in found.shape if side != 1]) <= 1  # torch 2.11 cannot add up unknown comparisons
     if (found.numel() != 1 and found.numel() != many) or not found.is_floating_point() or not is_line:
@@ -90,7 +91,7 @@ def scale_of(what: str, scale: Tensor, of: Tensor, many: int) -> Tensor:
 
 
 def scales_of(what: str, scale: Tensor, of: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """In fp32, as they lie."""
+    """The scales in fp32; they must have this shape."""
     if tuple(tensor(what, scale).shape) != shape or not scale.is_floating_point():
         raise GemmtunedError(f"{what} is {tuple(scale.shape)} of {scale.dtype}, expected {list(shape)} of fp32")
     _check_device(what, scale, of)
@@ -100,9 +101,9 @@ def scales_of(what: str, scale: Tensor, of: Tensor, shape: tuple[int, ...]) -> T
 def zero_points_of(
     op: str, x: Tensor, w: Tensor, x_zero: Tensor | None, w_sums: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(zero points of x in int32, the sums of w's rows in int32 as [N]); without zero points neither.
+    """(zero points of x, sums of w's rows [N]), both int32; (None, None) where neither is given.
 
-    Zero points are None as well where w_sums are multiplied with one already.
+    Where only w_sums is given it has been multiplied by the zero point already, and the first is None.
     """
     if x_zero is None and w_sums is None:
         return None, None
@@ -118,7 +119,7 @@ def zero_points_of(
 def _line_of(
     what: str, given: Any, of: Tensor, many: int, types: tuple[torch.dtype, ...], *, one: bool
 ) -> Tensor:  # fmt: skip
-    """In int32, of one dimension; one: it may be a single number."""
+    """`many` integers, as int32 of one dimension. one: a single one will do."""
     found = tensor(what, given)
     fits = found.numel() == many or (one and found.numel() == 1)
     is_line = len([side for side in found.shape if side != 1]) <= 1
@@ -130,14 +131,14 @@ def _line_of(
 
 
 def codes_of(what: str, packed: Tensor) -> Tensor:
-    """[rows, K/2] of bytes."""
+    """Packed 4-bit codes as bytes [rows, K/2]."""
     if tensor(what, packed).dim() != 2 or packed.dtype not in (torch.uint8, PACKED_FP4):
         raise GemmtunedError(f"{what} is {tuple(packed.shape)} of {packed.dtype}, expected [rows, K/2] of torch.uint8")
     return _as_bytes(packed)
 
 
 def powers_of(what: str, scale: Tensor, codes: Tensor) -> Tensor:
-    """[rows, K/32] of bytes."""
+    """Scales that are powers of two (e8m0), as bytes [rows, K/32]."""
     rows, k = codes.shape[0], 2 * codes.shape[1]
     shape = (rows, k // GROUP_FP4)
     if k % GROUP_FP4 or tensor(what, scale).dtype not in (torch.uint8, E8M0) or tuple(scale.shape) != shape:
@@ -149,14 +150,14 @@ def powers_of(what: str, scale: Tensor, codes: Tensor) -> Tensor:
 
 
 def wants_derivatives(*given: Tensor | None) -> bool:
-    """Whether torch is to differentiate by one of these: its scaled products have no derivatives."""
+    """Whether derivatives by one of these tensors are wanted, which torch's scaled products do not have."""
     if forward_ad._current_level >= 0:
         return True
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
 
 
 def _as_bytes(t: Tensor) -> Tensor:
-    """Bytes as they are: torch.jit cannot trace a view of another type, so only who has such a type pays for it."""
+    """A view as torch.uint8, made only of another type: torch.jit cannot trace such views."""
     return t if t.dtype == torch.uint8 else t.view(torch.uint8)
 
 

@@ -1,7 +1,7 @@
-"""One shot, M up to 256 on sm_90: a thread block's part of W and X on its way at once, sums over a cluster.
+"""M up to 256 on sm_90: a thread block requests all its W and X at once, and a cluster adds up the sums.
 
-What goes through an SM's shared memory decides: so clusters are large and tiles as low as one wave allows.
-Above 64 tokens a thread block takes a tile of them, and has a warp group for each 64.
+What goes through an SM's shared memory decides the time, so clusters are large, and tiles have as few rows of W as one
+wave of thread blocks allows.  Above 64 tokens a thread block takes a tile of them, with a warp group for each 64.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from gemmtuned.kernels.own_kernel import PARAMETERS, Config, Parameter, by_size,
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of the estimate, in us: of a byte of W read by 132 multiprocessors; of a KB of W, and of sums, that comes into a
-    thread block; of 1000 cycles of its shared memory.
+    """What the estimate adds up, in microseconds.
+
+    start_us: a launch.  byte_us: a byte of W, read by 132 multiprocessors.  w_kb_us, sums_kb_us: a KB of W, and of
+    sums, that a thread block receives.  shared_kcycle_us: 1000 cycles of its shared memory.
     """
 
     start_us: float
@@ -35,25 +37,27 @@ class Costs:
     shared_kcycle_us: float
 
 
-NAME: Final = "one_shot"  # also of the function in the source
-ARCH: Final = "sm_90"  # wgmma is of this one alone
+NAME: Final = "one_shot"  # of the function in the source, too
+ARCH: Final = "sm_90"  # no other architecture has wgmma
 SOURCE: Final = Path(__file__).with_name("one_shot.cu")
-MIN_M, MAX_M = 9, 256  # below, kernels that read X fewer times are faster
-BLOCK_K: Final = 64  # of K: a row of 128 bytes, which is also how wide the swizzle is
-MAX_ROWS: Final = 256  # of wgmma
-GROUP_TOKENS: Final = 64  # of its other operand: a warp group takes as many
+MIN_M, MAX_M = 9, 256  # with fewer rows, kernels that read X fewer times are faster
+BLOCK_K: Final = 64  # values of K per block: 128 bytes of a row, which is also how wide the swizzle is
+MAX_ROWS: Final = 256  # rows of W per tile: those of the largest wgmma
+GROUP_TOKENS: Final = 64  # rows of X per warp group: those of one wgmma
 MAX_TOKENS: Final = 128  # per thread block
 GROUP_WARPS: Final = 4
 LD_MULTIPLE: Final = 8  # copies of 16 bytes
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
 _MOST_DEPTH: Final = 80  # more blocks of 8 rows and 16 tokens than shared memory has room for
-_LEAST_DEPTH: Final = 4  # blocks that have to fit, where a thread block has more
-_RING: Final = 6  # blocks of a ring at least
-# Bytes of W in it: with more, thread blocks hold each other up; with fewer, memory idles
-_ON_THEIR_WAY: Final = 80 << 10
-_LEAST_FILLED: Final = 0.6  # share of the SMs
-_PIECE_BYTES: Final = 512  # of sums, of 16 tokens x 8 rows
-_FEW_ROWS: Final = 64  # of X; with more, where there is so much of Y per SM, the library's large tiles lead
+_LEAST_DEPTH: Final = 4  # blocks that must fit into shared memory, where a thread block has as many
+# A ring has at least so many blocks, and so many bytes of W: with fewer, memory idles; with more, thread blocks wait
+# for each other
+_RING_BLOCKS: Final = 6
+_RING_BYTES: Final = 80 << 10
+_LEAST_FILLED: Final = 0.6  # share of the SMs that a configuration must fill
+_PIECE_BYTES: Final = 512  # a piece of sums: 16 tokens x 8 rows of W in fp32
+# Above so many rows of X, and so many results per SM, the library's large tiles are faster
+_FEW_ROWS: Final = 64
 _MOST_OF_Y: Final = 4096
 FITS: Final = fits(__file__, Costs)
 _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
@@ -63,8 +67,8 @@ _TYPES: Final = {"bf16": "bf16", "fp16": "f16"}
 class OneShot:
     """One configuration for one problem.
 
-    rows: of W, that a thread block takes.  parts: of K, as many thread blocks a cluster has.  tokens: of X, that a
-    thread block takes at most; warps of the tensor core's instruction have 16 each.
+    rows: rows of W per thread block.  parts: slices of K, one for each thread block of a cluster.  tokens: rows of X
+    that a thread block takes at most, 16 for each warp of a wgmma.
     """
 
     m: int
@@ -93,7 +97,7 @@ class OneShot:
 
     @property
     def thread_blocks(self) -> int:
-        """How many there are in all."""
+        """Thread blocks in all."""
         return math.prod(self.grid)
 
     @property
@@ -103,13 +107,13 @@ class OneShot:
 
     @property
     def received(self) -> int:
-        """How many pieces of 16 tokens x 8 rows of sums come to a thread block at most, its own among them."""
+        """Pieces of sums that a thread block receives at most, its own among them."""
         pieces = self.tokens // 16 * (self.rows // 8)
         return self.parts * -(-pieces // self.parts) if self.parts > 1 else 0
 
     @property
     def takes_kb(self) -> tuple[float, float]:
-        """KiB that come into each thread block: (of W, of sums)."""
+        """(KiB of W, KiB of sums) that each thread block receives."""
         return self.most * BLOCK_K * 2 * self.rows / 1024, self.received * _PIECE_BYTES / 1024
 
     @property
@@ -123,16 +127,16 @@ class OneShot:
 
     @property
     def fitting(self) -> int:
-        """Blocks of K that shared memory has room for, at most those that there are; 0 for none."""
+        """Blocks of K that fit into shared memory, `most` at most; 0 where not even one does."""
         room = (d for d in range(1, min(self.most, _MOST_DEPTH) + 1) if self._bytes(d) <= shared_limit(ARCH))
         return max(room, default=0)
 
     @property
     def depth(self) -> int:
-        """Blocks of K in shared memory: all that there are, or a ring of some."""
+        """Blocks of K in shared memory: all of them, or a ring that is filled again and again."""
         if self.fitting == self.most:
             return self.most
-        return min(self.fitting, max(_RING, -(-_ON_THEIR_WAY // (self.rows * BLOCK_K * 2))))
+        return min(self.fitting, max(_RING_BLOCKS, -(-_RING_BYTES // (self.rows * BLOCK_K * 2))))
 
     @property
     def shared(self) -> int:
@@ -140,7 +144,10 @@ class OneShot:
         return self._bytes(self.depth)
 
     def _bytes(self, depth: int) -> int:
-        """Blocks of W and X, sums that come from others, barriers; each group reads 64 tokens, there or not."""
+        """Bytes for `depth` blocks of W and X, received sums and barriers.
+
+        Each group reads 64 tokens, also past the last one of the tile.
+        """
         blocks = depth * (self.rows + self.tokens) * BLOCK_K * 2
         barriers = 8 + 8 * depth
         return blocks + max(
@@ -217,7 +224,7 @@ def scored(m: int, n: int, k: int, units: int, *, arch: str = ARCH) -> list[tupl
 
 
 def _tiles_of_tokens(m: int) -> list[int]:
-    """Sizes, multiples of 16, each the least with which as many make up M; one up to 64 tokens."""
+    """Tokens per tile to try: for each number of tiles the smallest multiple of 16 that covers M; one up to M = 64."""
     return sorted({-(-m // (16 * many)) * 16 for many in range(-(-m // MAX_TOKENS), -(-m // GROUP_TOKENS) + 1)})
 
 
@@ -227,7 +234,7 @@ def fit_of(config: Config) -> str:
 
 
 def estimate(costs: Costs, m: int, n: int, k: int, units: int, config: Config, *, arch: str = ARCH) -> float:
-    """A guess for cold weights: what goes through a thread block's shared memory decides, and the sums that come."""
+    """An estimate in microseconds for cold weights: reading W, the traffic of shared memory, and received sums."""
     one = OneShot(m, n, k, False, "bf16", config["rows"], config["parts"], config["tokens"])
     w, sums = one.takes_kb
     read = costs.byte_us * one.n * one.k * 132 / units
@@ -245,7 +252,7 @@ def _worth_trying(m: int, n: int, k: int, units: int, *, arch: str) -> list[tupl
 
 
 def _samples() -> Iterator[str]:
-    """One configuration of each type."""
+    """Sources for each type: together they have every line of the kernel, for its stamp."""
     for dtype in _TYPES:
         yield OneShot(64, 64, 1024, True, dtype, 8, 2, 64).source()
 
@@ -256,7 +263,10 @@ def _text() -> str:
 
 
 def _of_type(ptx: str, rows: int) -> str:
-    """The warp group's product of 64 tokens, 16 of K and these rows; two sums as a pair; a number as fp32."""
+    """CUDA C++ of three functions for a type: `mma`, a warp group's product; `pair_of` two sums; `value` as fp32.
+
+    mma: of 64 tokens, 16 values of K and `rows` rows of W.
+    """
     n = rows // 2
     registers = ", ".join(f"%{i}" for i in range(n))
     values = ", ".join(f'"+f"(sums[{i}])' for i in range(n))

@@ -30,15 +30,15 @@ NAME: Final = "scaled_fragments"
 SOURCE: Final = Path(__file__).with_name("scaled_fragments.cu")
 MAX_M: Final = 16
 TYPES: Final = ("fp8_e4m3", "i8")
-ROWS: Final = (8, 16, 32)  # of W, of a thread block; multiples of eight that divide a block of scales
+ROWS: Final = (8, 16, 32)  # rows of W per thread block; multiples of eight that divide a block of scales
 WARPS: Final = (1, 2, 4, 8)
-_GROUP: Final = 4  # tokens that a product holds
+_GROUP: Final = 4  # tokens per tensor-core product
 _AHEAD: Final = (2, 3, 4, 6, 8)
-_FEW: Final = 4  # steps ahead; with more, those left over at the end cost registers
-_WASTE: Final = 1.35  # at most this part of the steps of K is of warps that wait for those with one more
-_MOST_REGISTERS: Final = 232  # of a thread; the estimate is sure to some 20
+_FEW: Final = 4  # steps ahead; with more, steps left over at the end cost registers
+_WASTE: Final = 1.35  # steps of all warps, over those of K, at most: warps with one less wait for the others
+_MOST_REGISTERS: Final = 232  # per thread; the estimate is right to within some 20
 _UNSURE: Final = 16  # registers that the compiler may take more than the estimate says
-_MOST_BUSY: Final = 48  # warps of a multiprocessor; with more, each has little to read
+_MOST_BUSY: Final = 48  # warps per multiprocessor; with more, each has little to read
 _MOST_RESIDENT: Final = 16
 
 
@@ -46,10 +46,11 @@ _MOST_RESIDENT: Final = 16
 class ScaledFragments:
     """One configuration for one problem.
 
-    kind: of scales, as the source names them.  rows: of W, of a thread block.  tokens: of X, that it holds.  parts: of
-    K, as many thread blocks as a cluster has.  warps: that share the steps of K.  ahead: steps on their way.  resident:
-    thread blocks that a multiprocessor holds at least, by which the compiler limits registers.  int8: X and W.
-    by_token: how scales of X lie.  zero: its zero points (both: scaled.py).  shuffled: W, as AITER does it.
+    kind: the kind of scales, as the source names it.  rows: rows of W per thread block.  tokens: rows of X that it
+    holds.  parts: slices of K, one for each thread block of a cluster.  warps: warps of a thread block, which share its
+    steps of K.  ahead: steps whose loads are under way at the same time.  resident: thread blocks that a multiprocessor
+    must hold at a time: the compiler limits registers by it.  int8: X and W are int8, else fp8.  by_token, zero: how
+    the scales of X lie, and its zero points (scaled.py).  shuffled: W is in AITER's shuffled order.
     """
 
     m: int
@@ -76,19 +77,19 @@ class ScaledFragments:
 
     @property
     def steps(self) -> int:
-        """Of K, of a warp; some have one less."""
+        """Steps of K per warp; some warps have one less."""
         return math.ceil(math.ceil(math.ceil(self.k / STEP_K) / self.parts) / self.warps)
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: sums of each warp, those that come from others, a barrier."""
+        """Bytes of shared memory per thread block: sums of each warp, received sums, a barrier."""
         values = self.rows * self.tokens
         received = self.parts * -(-values // self.parts) if self.parts > 1 else 0
         return 4 * self.warps * values + -(-received // 2) * 8 + 8
 
     @property
     def registers(self) -> int:
-        """Of a thread, about: loads on their way, what they become, sums."""
+        """Registers per thread, roughly: for loads under way, for decoded values, for sums."""
         rows, sides = self.rows // 4, self.tokens // _GROUP
         loads = min(self.ahead, self.steps) * (4 * (rows + sides) + (1 + sides if self.kind == "BLOCK" else 0))
         return 34 + loads + 4 * rows * sides + 2 * (rows + sides)
@@ -159,13 +160,13 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
 
 
 def _busiest(one: ScaledFragments, units: int) -> int:
-    """Thread blocks of the busiest multiprocessor, over all rounds."""
+    """Thread blocks that the busiest multiprocessor runs, over all rounds."""
     return -(-one.grid[0] // filled(units, one.parts))
 
 
 def _at_once(one: ScaledFragments, units: int) -> int:
-    """Those that it holds at a time."""
-    each = -(-(one.registers + _UNSURE) // 8) * 8  # a quarter of it has 512 for each lane
+    """Thread blocks that a multiprocessor holds at a time."""
+    each = -(-(one.registers + _UNSURE) // 8) * 8  # each quarter of it has 512 registers per lane
     room = 512 // each * 4 // one.warps
     return max(1, min(_busiest(one, units), room, _MOST_RESIDENT))
 
@@ -186,11 +187,11 @@ def _configured(problem: Problem, **config: int) -> ScaledFragments:
 
 
 def estimate_us(one: ScaledFragments, units: int) -> float:
-    """A guess in microseconds with cold weights; others order alike."""
+    """An estimate in microseconds with cold weights, made to order configurations."""
     costs = FITS["all"]
     busiest = _busiest(one, units)
     rounds = -(-busiest // one.resident)
-    each = one.rows * one.warps * STEP_K  # bytes of W of a step of a thread block
+    each = one.rows * one.warps * STEP_K  # bytes of W that a thread block reads in one step
     in_flight = one.resident * each * min(one.ahead, one.steps)
     rate = min(1.15 * costs.bandwidth / units, in_flight / costs.latency_us)
     memory, loads = one.n * one.k / costs.bandwidth, busiest * each * one.steps / rate
@@ -200,7 +201,7 @@ def estimate_us(one: ScaledFragments, units: int) -> float:
 
 
 def _instructions(one: ScaledFragments) -> float:
-    """Of a step of a warp, about: loads, conversions, products, scales."""
+    """Instructions of a warp in one step, roughly: loads, conversions, products, scales."""
     rows, sides = one.rows // 4, one.tokens // _GROUP
     scales = 1 + sides * (2 + 2 * rows) if one.kind == "BLOCK" else 0
     if one.int8:
@@ -209,7 +210,7 @@ def _instructions(one: ScaledFragments) -> float:
 
 
 def _samples() -> Iterator[str]:
-    """One configuration of each output, kind of scales and type."""
+    """Sources for each output, kind of scales and type: together they have every line of the kernel, for its stamp."""
     for out in OUTPUTS:
         for kind in KINDS.values():
             yield ScaledFragments(16, 64, 1024, True, out, kind, 8, 16, 2, 2, 2, 1).source()

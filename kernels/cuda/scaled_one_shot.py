@@ -30,8 +30,11 @@ from gemmtuned.kernels.own_kernel import Config, Parameter
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of the estimate, in us: of a MB of W; of a KB of sums that comes into a thread block; of 1000 cycles of its
-    shared memory; of 1000 rows of a step that are promoted; of ten steps with scales.
+    """What the estimate adds up, in microseconds.
+
+    start_us: a launch.  read_mb_us: a MB of W.  sums_kb_us: a KB of sums that a thread block receives.
+    shared_kcycle_us: 1000 cycles of its shared memory.  promotion_us: 1000 rows of W whose sums are promoted, for one
+    step.  scales_us: ten steps with scales.
     """
 
     start_us: float
@@ -44,37 +47,37 @@ class Costs:
 
 FITS: Final = fits(__file__, Costs)
 NAME: Final = "scaled_one_shot"
-ARCH: Final = "sm_90"  # wgmma is of this one alone
+ARCH: Final = "sm_90"  # no other architecture has wgmma
 SOURCE: Final = Path(__file__).with_name("scaled_one_shot.cu")
 MAX_M: Final = 256
 TYPES: Final = ("fp8_e4m3", "i8")
 _LEAST_M_INT8: Final = 9
-MAX_ROWS: Final = 256  # of W in a tile
-MAX_ROWS_OF_BLOCKS: Final = 128  # a tile meets two scales of W at most
-MAX_PROMOTED: Final = 96  # rows of a warp group where sums are kept twice more: else registers spill
-MAX_INT8: Final = 224  # of int8, for the same reason
-GROUP_TOKENS: Final = 64  # of wgmma
-MAX_TOKENS: Final = 128  # of a thread block
-MAX_GROUPS: Final = 4  # warp groups of a thread block
-_LEAST_DEPTH: Final = 4  # steps that have to fit, where a thread block has more
-_RING: Final = 6  # steps of a ring at least, and
-_ON_THEIR_WAY: Final = (
-    80 << 10
-)  # bytes of W in it: with more, thread blocks hold each other up; with fewer, memory idles
-_LEAST_FILLED: Final = 0.6  # part of the multiprocessors
-_UNIT_BYTES: Final = 512  # of sums
-MOST_TURNS: Final = 8  # of a multiprocessor
-TURN_US: Final = 1.0  # a guess: from the last store of a thread block to the first product of the next
+MAX_ROWS: Final = 256  # rows of W per tile
+MAX_ROWS_OF_BLOCKS: Final = 128  # rows per tile with scales of blocks: it then meets two of them at most
+MAX_PROMOTED: Final = 96  # rows per warp group with promoted sums, which are kept twice: with more, registers spill
+MAX_INT8: Final = 224  # rows per warp group with int8, for the same reason
+GROUP_TOKENS: Final = 64  # rows of X per warp group: those of one wgmma
+MAX_TOKENS: Final = 128  # rows of X per thread block
+MAX_GROUPS: Final = 4  # warp groups per thread block
+_LEAST_DEPTH: Final = 4  # steps that must fit into shared memory, where a thread block has as many
+# A ring of steps has at least so many steps, and so many bytes of W: with fewer, memory idles; with more, thread blocks
+# wait for each other
+_RING_STEPS: Final = 6
+_RING_BYTES: Final = 80 << 10
+_LEAST_FILLED: Final = 0.6  # share of the multiprocessors that a configuration must fill
+_UNIT_BYTES: Final = 512  # a unit of sums: 16 tokens x 8 rows of W in fp32
+MOST_TURNS: Final = 8  # tiles that a multiprocessor computes one after the other, at most
+TURN_US: Final = 1.0  # a guess: microseconds from the last store of a thread block to the first product of the next
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledOneShot:
     """One configuration for one problem.
 
-    kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
-    tile.  parts: of K, as many thread blocks as a cluster has.  tokens: of X, in a tile.  halves: warp groups that
-    share the rows.  int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both: scaled.py).
-    shuffled: W, as AITER does it.
+    kind: the kind of scales, as the source names it.  promoted: sums are added up in fp32 every 128 values of K.  rows:
+    rows of W in a thread block's tile.  parts: slices of K, one for each thread block of a cluster.  tokens: rows of X
+    in a tile.  halves: warp groups that share the rows of a tile.  int8: X and W are int8, else fp8.  by_token, zero:
+    how the scales of X lie, and its zero points (scaled.py).  shuffled: W is in AITER's shuffled order.
     """
 
     m: int
@@ -95,17 +98,17 @@ class ScaledOneShot:
 
     @property
     def at_once(self) -> tuple[int, ...]:
-        """Rows of W in each product of a warp group: one product, or two where int8 has none of so many."""
+        """Rows of W in each wgmma of a warp group: one wgmma, or two where int8 has none with that many rows."""
         return scaled.at_once(self.rows // self.halves, int8=self.int8)
 
     @property
     def groups(self) -> int:
-        """Of tokens; each has `halves` warp groups."""
+        """Groups of GROUP_TOKENS tokens in a tile; each has `halves` warp groups."""
         return -(-self.tokens // GROUP_TOKENS)
 
     @property
     def warps(self) -> int:
-        """Of a thread block."""
+        """Warps per thread block."""
         return 4 * self.groups * self.halves
 
     @property
@@ -115,27 +118,27 @@ class ScaledOneShot:
 
     @property
     def most(self) -> int:
-        """Steps of K of a thread block; some have one less."""
+        """Steps of K per thread block; some have one less."""
         return math.ceil(math.ceil(self.k / STEP_K) / self.parts)
 
     @property
     def received(self) -> int:
-        """Units of sums, of 16 tokens x 8 rows, that a thread block has room for."""
+        """Units of sums that a thread block has room to receive."""
         units = self.tokens // 16 * (self.rows // 8)
         return self.parts * -(-units // self.parts) if self.parts > 1 else 0
 
     @property
     def fitting(self) -> int:
-        """Steps that shared memory has room for, at most those that there are; 0 for none."""
+        """Steps that fit into shared memory, `most` at most; 0 where not even one does."""
         room = (d for d in range(1, self.most + 1) if self._bytes(d) <= shared_limit(ARCH))
         return max(room, default=0)
 
     @property
     def depth(self) -> int:
-        """Steps in shared memory: all that there are, or a ring of some."""
+        """Steps in shared memory: all of them, or a ring that is filled again and again."""
         if self.fitting == self.most:
             return self.most
-        return min(self.fitting, max(_RING, -(-_ON_THEIR_WAY // (self.rows * STEP_K))))
+        return min(self.fitting, max(_RING_STEPS, -(-_RING_BYTES // (self.rows * STEP_K))))
 
     @property
     def shared(self) -> int:
@@ -143,7 +146,10 @@ class ScaledOneShot:
         return self._bytes(self.depth)
 
     def _bytes(self, depth: int) -> int:
-        """Steps of W, X and scales, sums that come from others, barriers; each group reads 64 tokens, there or not."""
+        """Bytes for `depth` steps of W, X and scales, received sums and barriers.
+
+        Each group reads 64 tokens, also past the last one of the tile.
+        """
         scales = self.tokens * 4 + 16 if self.kind == "BLOCK" else 0
         steps = depth * ((self.rows + self.tokens) * STEP_K + scales)
         past_the_last_token = (GROUP_TOKENS * self.groups - self.tokens) * STEP_K
@@ -216,9 +222,10 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
 
 
 def _of_tiles(problem: Problem, parts: int, tokens: int, at_once: int) -> Iterator[tuple[ScaledOneShot, int]]:
-    """(configuration, turns that its tiles of W take) of the fewest turns in which tiles are low enough, and one more.
+    """(configuration, turns) for the fewest turns whose tiles fit, and, without a cluster, for one turn more.
 
-    A turn after the first costs little where memory is what is waited for.
+    turns: how many tiles of W a multiprocessor computes one after the other.  With more turns tiles have fewer rows; a
+    turn after the first costs little where memory is the limit.
     """
     enough = 0
     for turns in range(1, MOST_TURNS + 1):
@@ -239,7 +246,7 @@ def _config_of(one: ScaledOneShot) -> dict[str, int]:
 
 
 def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves: int) -> ScaledOneShot | None:
-    """None for what is no configuration, or does not fit into shared memory or registers."""
+    """None where these values make no configuration, or one that does not fit shared memory or registers."""
     p, kind, int8 = problem, scaled.kind_of(problem), problem.dtype == "i8"
     assert kind is not None, "check has let it through"
     # also where the problem allows the tensor core's own sums: promotion costs little, and torch's kernel, which the
@@ -263,14 +270,14 @@ def _configured(problem: Problem, *, rows: int, parts: int, tokens: int, halves:
 
 
 def _tiles_of_tokens(m: int) -> list[int]:
-    """Sizes, multiples of 16, each the least with which as many make up M; one up to 64 tokens."""
+    """Tokens per tile to try: for each number of tiles the smallest multiple of 16 that covers M; one up to M = 64."""
     return sorted({-(-m // (16 * many)) * 16 for many in range(-(-m // MAX_TOKENS), -(-m // GROUP_TOKENS) + 1)})
 
 
 def estimate_us(one: ScaledOneShot, turns: int = 1) -> float:
-    """A guess in microseconds for an H200 with cold weights; others order alike.
+    """An estimate in microseconds for an H200 with cold weights, made to order configurations.
 
-    turns: of a multiprocessor, which has a thread block at a time. More than one were not timed for this.
+    turns: how many thread blocks a multiprocessor runs one after the other; more than one were not timed for the fit.
     """
     costs = FITS["all"]
     given = one.groups * one.halves * 4 * (GROUP_TOKENS * len(one.at_once) + one.rows / one.halves) * 32 / 128
@@ -285,7 +292,7 @@ def estimate_us(one: ScaledOneShot, turns: int = 1) -> float:
 
 
 def _samples() -> Iterator[str]:
-    """One configuration of each output, kind of scales and type."""
+    """Sources for each output, kind of scales and type: together they have every line of the kernel, for its stamp."""
     for out in OUTPUTS:
         for kind in KINDS.values():
             yield ScaledOneShot(64, 64, 1024, True, out, kind, kind == "BLOCK", 8, 2, 64, 1).source()

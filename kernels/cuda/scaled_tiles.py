@@ -29,9 +29,11 @@ from gemmtuned.kernels.own_kernel import COUNTERS_BYTES, Config, Parameter
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of the estimate, in us: of 1000 cycles of products, and of shared memory; of 1000 rows of a step that are
-    promoted; of a MB of W, and of X and Y; of a tile, and a KB of its results; of parts, and a KB of sums that come
-    from others.
+    """What the estimate adds up, in microseconds.
+
+    start_us: a launch.  multiply_kcycle_us, shared_kcycle_us: 1000 cycles of products, of shared memory.  promotion_us:
+    1000 rows of W whose sums are promoted, for one step.  weights_mb_us: a MB of W.  rows_mb_us: a MB of X and Y.
+    tile_us: a tile.  store_kb_us: a KB of its results.  parts_us: cutting K.  sums_kb_us: a KB of received sums.
     """
 
     start_us: float
@@ -48,36 +50,36 @@ class Costs:
 
 FITS: Final = fits(__file__, Costs)
 NAME: Final = "scaled_tiles"
-ARCH: Final = "sm_90"  # wgmma is of this one alone
+ARCH: Final = "sm_90"  # no other architecture has wgmma
 SOURCE: Final = Path(__file__).with_name("scaled_tiles.cu")
 MAX_M: Final = 16384
 TYPES: Final = ("fp8_e4m3", "i8")
-GROUP_TOKENS: Final = 64  # of wgmma
+GROUP_TOKENS: Final = 64  # rows of X per warp group: those of one wgmma
 MAX_GROUPS: Final = 2  # warp groups that multiply
-_REGISTERS: Final = 128  # for sums, of a thread: of a step and of all, or of all alone
+_REGISTERS: Final = 128  # for sums per thread: those of a step and of all steps, or of all steps alone
 _LEAST_DEPTH: Final = 3
 _LEAST_M: Final = 33  # with fewer rows of X another kernel is always faster
-_DEPTH: Final = 8  # steps on their way at most
-_UNIT_BYTES: Final = 512  # of sums
+_DEPTH: Final = 8  # steps whose copies are under way at the same time, at most
+_UNIT_BYTES: Final = 512  # a unit of sums: 16 tokens x 8 rows of W in fp32
 _MAP_BYTES: Final = 128
-_SHORT_STEPS: Final = 24  # of K
-_AHEAD_BYTES: Final = 65536  # more would be in the way of what is copied
+_SHORT_STEPS: Final = 24  # steps of K up to which making maps takes a noticeable part of the time
+_AHEAD_BYTES: Final = 65536  # to prefetch meanwhile; more would delay the copies
 _STRIDE: Final = "(u64)(apart + 15) / 16 * 16"
 _DIVIDES: Final = (12, 5)
 _MAKES_MAPS: Final = (12, 3)  # with PTX ISA 8.3
-_PRODUCTS_A_CYCLE: Final = 4096  # of 8 bits, of a multiprocessor
-_BYTES_A_CYCLE: Final = 128  # of its shared memory
+_PRODUCTS_A_CYCLE: Final = 4096  # products of 8 bits per cycle and multiprocessor
+_BYTES_A_CYCLE: Final = 128  # that its shared memory moves
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledTiles:
     """One configuration for one problem.
 
-    kind: of scales, as the source names them.  promoted: sums in fp32 every 128 of K.  rows: of W in a thread block's
-    tile.  tokens: of X, in a tile.  halves: warp groups that share the rows.  share_w, share_x: thread blocks of a
-    cluster that read the same rows of W, or of X, together.  parts: of K, in a cluster.  clusters: that are launched;
-    each goes on from tile to tile.  int8: X and W.  by_token: how scales of X lie.  zero: its zero points (both:
-    scaled.py).
+    kind: the kind of scales, as the source names it.  promoted: sums are added up in fp32 every 128 values of K.  rows:
+    rows of W in a thread block's tile.  tokens: rows of X in it.  halves: warp groups that share the rows of a tile.
+    share_w, share_x: thread blocks of a cluster that read the same rows of W, or of X, together.  parts: slices of K in
+    a cluster.  clusters: how many are launched; each computes one tile after the other.  int8: X and W are int8, else
+    fp8.  by_token, zero: how the scales of X lie, and its zero points (scaled.py).
     """
 
     m: int
@@ -100,7 +102,7 @@ class ScaledTiles:
 
     @property
     def groups(self) -> int:
-        """Of tokens; each has `halves` warp groups."""
+        """Groups of GROUP_TOKENS tokens in a tile; each has `halves` warp groups."""
         return self.tokens // GROUP_TOKENS
 
     @property
@@ -110,27 +112,27 @@ class ScaledTiles:
 
     @property
     def cluster(self) -> int:
-        """Thread blocks of a cluster."""
+        """Thread blocks per cluster."""
         return self.share_w * self.share_x * self.parts
 
     @property
     def tiles(self) -> int:
-        """Of clusters, that make up the result."""
+        """Tiles of clusters that make up the result."""
         return _tiles(self.m, self.n, self.rows, self.tokens, self.share_w, self.share_x)
 
     @property
     def turns(self) -> int:
-        """Tiles that a cluster takes, at most."""
+        """Tiles that a cluster computes, at most."""
         return -(-self.tiles // self.clusters)
 
     @property
     def steps(self) -> int:
-        """Of K, of a thread block; some have one less."""
+        """Steps of K per thread block; some have one less."""
         return math.ceil(math.ceil(self.k / STEP_K) / self.parts)
 
     @property
     def depth(self) -> int:
-        """Steps that are on their way; 0 where none fits."""
+        """Steps whose copies are under way at the same time; 0 where none fits."""
         fitting = (d for d in range(1, _DEPTH + 1) if self._bytes(d) <= shared_limit(ARCH))
         return max(fitting, default=0)
 
@@ -141,19 +143,19 @@ class ScaledTiles:
 
     @property
     def received(self) -> int:
-        """Bytes of sums that a thread block adds up, in the place of the ring."""
+        """Bytes of received sums, which overwrite the ring of steps."""
         units = self.tokens // 16 * (self.rows // 8)
         return self.parts * -(-units // self.parts) * _UNIT_BYTES if self.parts > 1 else 0
 
     @property
     def ahead(self) -> int:
-        """Steps that are asked into the L2 cache while maps are made, where that is a part of the time."""
+        """Steps to prefetch into the L2 cache while maps are made, where making them takes a noticeable time."""
         step = (self.rows + self.tokens) * STEP_K
         pays = self.turns == 1 and self.steps <= _SHORT_STEPS and step < _AHEAD_BYTES // 2
         return _AHEAD_BYTES // step if pays else 0
 
     def _bytes(self, depth: int) -> int:
-        """Steps of W, X and scales, maps of both, what results need but sums, barriers."""
+        """Bytes for `depth` steps of W, X and scales, the maps of W and X, what results need beside sums, barriers."""
         ring = depth * (self.rows + self.tokens) * STEP_K
         scales = depth * (self.tokens * 4 + 16) if self.kind == "BLOCK" else 0
         pairs = (self.kind != "BLOCK") + (self.zero > 0)  # scales and zero points, of 4 bytes
@@ -217,7 +219,7 @@ def scaled_tiles(config: Config, problem: Problem) -> ScaledTiles:
 def _configured(
     problem: Problem, *, rows: int, tokens: int, halves: int, share_w: int, share_x: int, parts: int, clusters: int
 ) -> ScaledTiles | None:
-    """None for what is no configuration, or does not fit into shared memory or registers."""
+    """None where these values make no configuration, or one that does not fit shared memory or registers."""
     p, kind, int8 = problem, scaled.kind_of(problem), problem.dtype == "i8"
     assert kind is not None, "check has let it through"
     promoted = not int8 and (kind == "BLOCK" or p.math_mode != "reduced")
@@ -237,7 +239,7 @@ def _configured(
 
 
 def estimate_us(one: ScaledTiles) -> float:
-    """A guess in microseconds for an H200 with cold weights; others order alike.
+    """An estimate in microseconds for an H200 with cold weights, made to order configurations.
 
     A warp group's product takes both its operands from shared memory, to which copies write as well: 128 bytes a cycle.
     """
@@ -276,12 +278,12 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
 
 
 def _tiles(m: int, n: int, rows: int, tokens: int, share_w: int, share_x: int) -> int:
-    """Tiles of clusters, that make up the result."""
+    """As ScaledTiles.tiles."""
     return -(-n // (rows * share_x)) * -(-m // (tokens * share_w))
 
 
 def _shapes() -> Iterator[dict[str, int]]:
-    """All tiles and ways to share them, of which a problem has some: all of a config but `clusters`."""
+    """All configs, without `clusters`; a problem can be run by some of them."""
     together = [(w, x, parts) for w in (1, 2, 4) for x in (1, 2, 4) for parts in (1, 2, 4) if w * x * parts <= 8]
     for (tokens, halves), rows in itertools.product(((64, 1), (64, 2), (128, 1)), range(32, 257, 8)):
         for share_w, share_x, parts in together:
@@ -291,7 +293,7 @@ def _shapes() -> Iterator[dict[str, int]]:
 
 
 def _samples() -> Iterator[str]:
-    """One configuration of each output, kind of scales and type, of sharing and parts."""
+    """Sources for each output, kind of scales, type and way to share: every line of the kernel, for its stamp."""
     for out in OUTPUTS:
         for kind in KINDS.values():
             yield ScaledTiles(256, 64, 1024, True, out, kind, kind == "BLOCK", 64, 128, 1, 2, 1, 1, 4).source()
@@ -319,7 +321,7 @@ def text_for(compiler: str) -> str:
 
 
 def _numbers(compiler: str | None) -> tuple[int, ...]:
-    """Of a version of NVRTC; without any, of one that everything is written for."""
+    """The numbers of an NVRTC version; where there is none, those of a version that needs no changes."""
     return tuple(map(int, compiler.split("."))) if compiler else _DIVIDES
 
 

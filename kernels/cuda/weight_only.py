@@ -1,7 +1,9 @@
-"""W of 8 or 4 bits by X of 16, M up to 16: numbers of W become X's type in registers, scales multiply sums in fp32.
+"""Products of X in 16 bits and W in 8 or 4 bits, for M up to 16: W is turned into X's type in registers.
 
-weight_only.cu runs int8 and fp8_e4m3 with one fp32 scale a tensor, a row or a block of 128x128, int4 with one for 32,
-64 or 128 of K, and MXFP4.  What it gives is nearer to the exact result than torch's own product of the dequantised
+The scales of W multiply the sums, in fp32.
+
+weight_only.cu runs int8 and fp8_e4m3 with one fp32 scale per tensor, row or block of 128x128, int4 with one scale per
+32, 64 or 128 values of K, and MXFP4.  Its result is nearer to the exact one than torch's own product of the dequantised
 weight, whose numbers are rounded to X's type first.
 """
 
@@ -30,22 +32,23 @@ FITS: Final = fits(__file__, StreamCosts)
 NAME: Final = "weight_only"
 SOURCE: Final = Path(__file__).with_name("weight_only.cu")
 MAX_M: Final = 16
-ROWS: Final = (16, 32, 64, 128)  # of W, of a thread block: they divide a block of scales
+ROWS: Final = (16, 32, 64, 128)  # rows of W per thread block: they divide a block of scales
 WARPS: Final = (1, 2, 4, 8)
 DEPTHS: Final = (1, 2, 3, 4, 6)
 _TYPES: Final = {"bf16": 0, "fp16": 1, "fp32": 2, "e8m0": 3}
 _SCALE_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
-_DECODED: Final = {"i8": 7, "fp8_e4m3": 12, "i4": 11, "fp4_e2m1": 20}  # instructions for a word of W, about
-_SYSTEM_BYTES: Final = 1024  # of shared memory, for each thread block
+_DECODED: Final = {"i8": 7, "fp8_e4m3": 12, "i4": 11, "fp4_e2m1": 20}  # instructions per 32-bit word of W, roughly
+_SYSTEM_BYTES: Final = 1024  # of shared memory per thread block that CUDA keeps for itself
 
 
 @dataclass(frozen=True, slots=True)
 class WeightOnly:
     """One configuration for one problem.
 
-    dtype, weight, scale_type: of X and Y, W, its scales.  scales: what one stands for, as the problem says.  rows: of
-    W, of a thread block.  tokens: of X, that it holds.  parts: of K, as many thread blocks as a cluster has.  warps:
-    that share the steps of K.  depth: steps on their way.
+    dtype: the data type of X and Y.  weight: that of W.  scale_type: that of W's scales.  scales: what one scale stands
+    for, spelled as in the problem.  rows: rows of W per thread block.  tokens: rows of X that it holds.  parts: slices
+    of K, one for each thread block of a cluster.  warps: warps of a thread block, which share its steps of K.  depth:
+    steps whose loads are under way at the same time.
     """
 
     m: int
@@ -64,22 +67,22 @@ class WeightOnly:
 
     @property
     def step(self) -> int:
-        """Of K: what 128 bytes of a row of W hold."""
+        """Values of K in one step: those in 128 bytes of a row of W."""
         return 256 if self.weight in ("i4", "fp4_e2m1") else 128
 
     @property
     def group(self) -> int:
-        """Of K that a scale holds for; 0 where it is none of a group's."""
+        """Values of K that share a scale; 0 where scales are not per group of K."""
         return int(self.scales.partition("x")[2]) if operands.SCALES[self.scales] == 3 else 0
 
     @property
     def steps(self) -> int:
-        """Of K, of a warp; some have one less."""
+        """Steps of K per warp; some warps have one less."""
         return math.ceil(math.ceil(math.ceil(self.k / self.step) / self.parts) / self.warps)
 
     @property
     def slot(self) -> int:
-        """Bytes of a step in shared memory: W, X, scales."""
+        """Bytes of one step in shared memory: W, X and scales."""
         scales = self.rows * self.step // self.group * _SCALE_BYTES[self.scale_type] if self.group else 0
         return self.rows * 128 + -(-self.m * self.step * 2 // 512) * 512 + -(-scales // 512) * 512
 
@@ -90,7 +93,7 @@ class WeightOnly:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: rings, sums of each warp, those that come from others, a barrier."""
+        """Bytes of shared memory per thread block: rings of steps, sums of each warp, received sums, a barrier."""
         values = self.rows * self.tokens
         received = self.parts * -(-values // self.parts)
         return self.warps * self.depth * self.slot + 4 * self.warps * values + -(-received // 2) * 8 + 8
@@ -181,7 +184,7 @@ def _configured(problem: Problem, **config: int) -> WeightOnly:
 
 
 def _at_once(one: WeightOnly) -> int:
-    """Thread blocks that a multiprocessor holds at a time, by shared memory and registers."""
+    """Thread blocks that fit on a multiprocessor at a time, by shared memory and registers."""
     by_memory = (shared_limit("sm_90") + _SYSTEM_BYTES) // (one.shared + _SYSTEM_BYTES)
     sums = one.rows // 16 * (one.tokens // 8) * 4
     registers = 64 + sums * (1 if one.scales in ("tensor", "row") else 2) + one.rows // 4
@@ -189,11 +192,11 @@ def _at_once(one: WeightOnly) -> int:
 
 
 def estimate_us(one: WeightOnly, units: int) -> float:
-    """A guess in microseconds with cold weights; others order alike."""
+    """An estimate in microseconds with cold weights, made to order configurations."""
     costs = FITS["all"]
     busiest = -(-one.grid[0] // filled(units, one.parts))
     held = min(busiest, _at_once(one))
-    each = one.rows * 128 * one.warps  # bytes of W of a step of a thread block
+    each = one.rows * 128 * one.warps  # bytes of W that a thread block reads in one step
     rate = min(1.15 * costs.bandwidth / units, held * each * min(one.depth, one.steps) / costs.latency_us)
     memory, loads = one.n * one.k * 128 / one.step / costs.bandwidth, busiest * each * one.steps / rate
     issued = busiest * one.warps / 4 * one.steps * _instructions(one) / 1000
@@ -203,7 +206,7 @@ def estimate_us(one: WeightOnly, units: int) -> float:
 
 
 def _instructions(one: WeightOnly) -> float:
-    """Of a step of a warp, about: copies, loads, conversions, products, scales."""
+    """Instructions of a warp in one step, roughly: copies, loads, conversions, products, scales."""
     blocks, sides, products = one.rows // 16, one.tokens // 8, one.step // 128
     groups = one.step // one.group if one.group else 1
     words = 8 * (2 * blocks * (1 + _DECODED[one.weight]) + sides * (1 + 2 * products + blocks * products))
@@ -213,7 +216,7 @@ def _instructions(one: WeightOnly) -> float:
 
 
 def _samples() -> Iterator[str]:
-    """One configuration of each type and kind of scales."""
+    """Sources for each type and kind of scales: together they have every line of the kernel, for its stamp."""
     for (dtype, weight), kinds in WEIGHT_ONLY.items():
         for scales, scale_type in kinds:
             yield WeightOnly(16, 64, 1024, True, dtype, weight, scales, scale_type, 16, 16, 2, 2, 2).source()
@@ -221,7 +224,7 @@ def _samples() -> Iterator[str]:
 
 @cache
 def _text() -> str:
-    """The source, with its part where it is included."""
+    """The source, with the file that it includes."""
     return nvrtc.text_of(SOURCE)
 
 

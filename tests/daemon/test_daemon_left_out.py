@@ -110,7 +110,7 @@ def test_a_package_that_ends_the_worker_a_moment_later_is_left_out_with_all_othe
     """Which of them it was cannot be told; where it was none, they are tried again."""
     monkeypatch.setenv("REST_S", "20")
     pieces, given = Pieces(), [["sound", "pass"], ["later", LATER]]
-    for _ in range(left_out.IN_THE_DARK):
+    for _ in range(left_out.UNEXPLAINED):
         with pytest.raises(WorkerDied, match="SIGABRT while starting"):
             heard(start(given, pieces))
     monkeypatch.setenv("REST_S", "0")
