@@ -95,7 +95,7 @@ def checked(text: object) -> str:
 
 
 class Standing(NamedTuple):
-    """Of a solution against the kernel of an engine's operator: whether it was raced, and whether it won."""
+    """How a solution's race with the kernel of an engine's operator ended: whether there was one, and who won."""
 
     raced: bool
     won: bool

@@ -14,7 +14,7 @@ _NO_LIMIT: Final = ctypes.c_ulong(-1).value
 
 
 def limit_reached(err: BaseException | None = None) -> str:
-    """In words that a message can go on with, what helps where no more files can be opened; "" where that is not it.
+    """What helps where no more files can be opened, worded as the end of a message; "" for another error.
 
     err: what was raised. None, or an error that has no number: whether as many as a database takes can be opened now.
     """
@@ -33,7 +33,7 @@ def limit_reached(err: BaseException | None = None) -> str:
 
 
 def size_limit() -> str:
-    """In words that a message can go on with, how large this process may make a file; "" where nothing limits it.
+    """How large this process may make a file, worded as the end of a message; "" where nothing limits it.
 
     SQLite calls a write beyond that an error of the disk.
     """

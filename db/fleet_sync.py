@@ -169,7 +169,7 @@ class FleetSync(Part):
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])
 
     def unknown(self, paths: Sequence[str]) -> list[str]:
-        """Those of these names whose objects were not fetched yet."""
+        """The names among these whose objects were not fetched yet."""
         sql = "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM fleet_result r WHERE r.path = value)"
         values = (json.dumps(list(paths)),)
         return self._db.read(lambda conn: [str(row[0]) for row in conn.execute(sql, values).fetchall()])

@@ -30,10 +30,11 @@ SELECT p.text AS problem FROM problem p WHERE p.id IN (
 
 
 def own_time(path: Path, *, since_s: float = DAY_S, now_s: float | None = None) -> dict[str, dict[str, Any]]:
-    """By run: processes, wall_us, the time that they ran in the last since_s seconds, all together, and waited_us.
+    """For each run: processes, wall_us and waited_us of the last since_s seconds.
 
-    waited_us: the part of wall_us by which they ran longer because others used the CPUs.  Of processes that made a
-    call: a parent that waits for its workers is no time that could become shorter.
+    wall_us: the time that its processes ran, added up.  waited_us: the part of it by which they ran longer because
+    others used the CPUs.  Only processes that made a call count: the time of a parent that waits for its workers cannot
+    become shorter.
     """
     since = us((time.time() if now_s is None else now_s) - since_s)
     return {row.pop("run"): row for row in ask(path, _OWN_TIME, {"since": since})}

@@ -66,7 +66,10 @@ def _log_of(path: Path) -> str:
 
 
 def _salt(path: Path) -> int | None:
-    """Of a log that holds anything. SQLite's locks are on the other two files, so it may be opened and closed."""
+    """The salt of a log that holds anything; None of others.
+
+    SQLite's locks are on the other two files, so closing the log releases none.
+    """
     try:
         fd = out_of_the_way(os.open(_log_of(path), os.O_RDONLY | os.O_CLOEXEC))
     except OSError:

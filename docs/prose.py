@@ -1,9 +1,9 @@
 """Words that a newcomer would have to decode, in what users read: `python docs/prose.py` names each and ends with 1.
 
 It reads README, docs/, lab/README.md, benchmarks/README.md, the guides at the top, and the messages and help texts in
-the source.  In comments and docstrings it looks for the words of IN_CODE alone, in those of hooks/ without PLACE.
-Names of variables are not looked at: inside of a kernel that is compiled another name would be another stamp.
-`make check` runs it.
+the source.  In comments and docstrings it looks for the words of IN_CODE alone, in those of hooks/ without PLACE.  A
+docstring may not begin as a fragment, with `Of` and the like.  Names of variables are not looked at: inside of a kernel
+that is compiled another name would be another stamp.  `make check` runs it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ SOURCES: Final = (
     "gemmtuned/demo",
 )
 CODE: Final = ("configs", "db", "kernels", "hooks", "daemon", "gemmtuned")
+# A docstring says what its function gives or does: one that begins so has no such word
+_FRAGMENT: Final = re.compile(r"(Of|Those|Its|By) ")
 
 
 def found_in(text: str, patterns: dict[re.Pattern[str], str] = _PATTERNS) -> Iterator[tuple[int, str, str]]:
@@ -106,6 +108,15 @@ def remarks(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def fragments(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, first words) of the docstrings of functions and classes that begin as _FRAGMENT."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            said = ast.get_docstring(node) or ""
+            if _FRAGMENT.match(said):
+                yield node.lineno, said[:30]
+
+
 def main() -> int:
     """Print each finding as FILE:LINE."""
     said = []
@@ -122,6 +133,8 @@ def main() -> int:
             if path.suffix in (".py", ".h", ".cpp") and any(found_in(path.read_text(), patterns)):
                 for line, text in remarks(path):
                     said += [(path, line, words, better) for _, words, better in found_in(text, patterns)]
+            if path.suffix == ".py":
+                said += [(path, line, words, "what it gives") for line, words in fragments(path)]
     for path, line, words, better in said:
         print(f"{path.relative_to(ROOT)}:{line}: {words!r}: write {better!r}, or say it in other words")
     return 1 if said else 0

@@ -32,7 +32,7 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub and the site make them; of two that are alike the first."""
+    """The anchors of its headings, as GitHub and the site make them; of two equal ones the first."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     return {slug(heading) for heading in re.findall(r"^#{1,6} (.*)$", text, re.M)}
 

@@ -70,7 +70,7 @@ class Operator:
 
     @property
     def code(self) -> int:
-        """Its form for Native.stand_before."""
+        """The form of its weight as Native.stand_before takes it, with flags."""
         return FORMS.index(self.form) | (ROUTED if self.routed else 0) | self.engine << _ENGINE_SHIFT
 
     @property
@@ -257,7 +257,7 @@ def _sglang() -> tuple[Operator, ...]:
 
 
 def _ours() -> tuple[Operator, ...]:
-    """Those that gemmtuned.ops calls."""
+    """The operators that gemmtuned.ops calls."""
     scaled = "Tensor out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales"
     ours = partial(Operator, y="out", routed=True)
     plain = partial(ours, x="a", w="b", scale_x="a_scales", scale_w="b_scales", form="kn")

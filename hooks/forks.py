@@ -54,7 +54,7 @@ of_all_threads: list[Paused] = []
 
 
 def of_this_thread() -> list[Paused]:
-    """Those that this thread is in, the innermost last."""
+    """The forks that this thread is in, the innermost last."""
     found: list[Paused] = _forking.__dict__.setdefault("paused", [])
     return found
 

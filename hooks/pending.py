@@ -42,7 +42,7 @@ class Pending:
 
     @property
     def calls(self) -> int:
-        """Of all of it."""
+        """Calls in all."""
         return int(sum(sums[0] for sums in self._counts.values()))
 
     @property
@@ -153,5 +153,5 @@ class PutOff:
 
 
 def sightings(counts: Counts) -> list[Sighting]:
-    """Of one batch, as the store takes them."""
+    """The sightings of one batch, as the store takes them."""
     return [Sighting(*k[:2], int(c[0]), k[2], int(c[1]), c[2], *k[3:5]) for k, c in counts.items()]

@@ -72,7 +72,7 @@ class Pages(Protocol):
         """Note nothing any more, and take the page away."""
 
     def probation_page(self, *, make: bool = False) -> int | None:
-        """Its address; None while there is none."""
+        """The address of the page; None while there is none."""
 
 
 class Probation:

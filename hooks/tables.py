@@ -102,7 +102,7 @@ class _Late:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those of the user's tables."""
+        """The files of the user's tables."""
         return self.user_tables.files if self._has_users else ()
 
     @property

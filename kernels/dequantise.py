@@ -52,9 +52,10 @@ def _times(w: Tensor, factors: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _of_pairs(w: Tensor, scale: Tensor, quant: str, dtype: torch.dtype, exact: torch.dtype) -> Tensor:
-    """By a table of bytes, in passes over half as many; a compiler makes one pass of arithmetic, and has no table.
+    """W of 4-bit codes dequantised: two values at a time, from a table with an entry for each byte.
 
-    Nor have subclasses of Tensor: a FakeTensor, say, is no index into a table that is none.
+    In code that is being compiled, and for subclasses of Tensor, which cannot index a plain table, it is arithmetic on
+    each value, which a compiler makes one pass.
     """
     if torch.compiler.is_compiling() or type(w) not in _PLAIN or type(scale) not in _PLAIN:
         factors = _of_e8m0(scale) if quant == "mxfp4" else scale

@@ -124,7 +124,7 @@ def every_pair(o: Operands, how: How) -> Tensor:
 
 
 def _picked(t: Tensor, index: Tensor) -> Tensor:
-    """These of the first side; by their bits alone where torch picks none of the type, which has no gradient."""
+    """t[index], as bits where torch has no index_select for the type; such types have no gradients."""
     plain = bits(t)
     return t.index_select(0, index) if plain is t else plain.index_select(0, index).view(t.dtype)
 

@@ -22,12 +22,12 @@ _VERSION: Final = r"(?m)^__version__\s*=\s*[\"']([^\"']+)"
 
 
 def of(backends: Iterable[str], device: Device) -> Stamps:
-    """Those of several backends."""
+    """The stamps of several backends."""
     return {name: stamp for backend in backends for name, stamp in stamps(backend, device).items()}
 
 
 def stamps(backend: str, device: Device) -> Stamps:
-    """Those of a backend on this device; none where it is not here, and for one that is not ours."""
+    """The stamps of a backend on this device; none where it is not here, and none for a backend of another package."""
     return _OF[backend](backend, device) if backend in _OF else {}
 
 

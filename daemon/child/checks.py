@@ -292,7 +292,7 @@ def check_repeats(case: Case, kernel: Kernel) -> None:
 
 
 def root_mean_square(y: Tensor) -> float:
-    """Of the finite elements; above 0 where all of them are 0."""
+    """The root mean square of the finite elements; above 0 also where all of them are 0."""
     sizes = y.abs().double() if y.dtype in (torch.float64, torch.complex128) else y.abs().float()
     finite = sizes.isfinite()
     count = max(int(finite.sum()), 1)

@@ -96,7 +96,7 @@ class Pieces:
 
     @classmethod
     def of(cls, settings: Settings) -> Pieces:
-        """Those of the home that these settings name, with the names that they exclude."""
+        """The pieces of the home that these settings name, with the names that they exclude."""
         return cls(settings.home, settings.without)
 
     def ended(self, device: str = "") -> dict[str, str]:

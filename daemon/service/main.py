@@ -229,7 +229,7 @@ def _loop(
 
 
 class _Listeners:
-    """Those who are told after each turn: systemd, Prometheus, `gemmtuned top`."""
+    """What is notified after each turn: systemd, Prometheus, `gemmtuned top`."""
 
     def __init__(self, settings: Settings, manager: ServiceManager, metrics: Metrics | None) -> None:
         self._manager = manager

@@ -7,13 +7,16 @@ import time
 
 
 class Others:
-    """Of the CPU time since this was made. What our own children used counts once they have ended, so ask then."""
+    """Measures how much CPU time other programs use from now on.
+
+    What our own children used is only known once they have ended, so ask then.
+    """
 
     def __init__(self) -> None:
         self._at_s, self._before_s = time.monotonic(), self._used_s()
 
     def share(self) -> float:
-        """0 to 1."""
+        """The share of all CPUs' time, 0 to 1."""
         span_s = max(time.monotonic() - self._at_s, 1e-3) * (os.cpu_count() or 1)
         return min(max(self._used_s() - self._before_s, 0.0) / span_s, 1.0)
 

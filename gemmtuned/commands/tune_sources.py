@@ -267,7 +267,7 @@ def waiting(here: Settings, devices: Collection[str], *, again: bool, defaults: 
 
 
 def _none_of_a_kind(called: Sequence[Problem], waits: int, defaults: Defaults) -> Wanted:
-    """Nothing of the kind that was asked for waits: why. Where nothing was ever called, the built-in shapes' turn."""
+    """Why nothing of the kind that was asked for waits; empty where nothing was ever called."""
     tried = sum(map(defaults.fits, called))
     if tried:
         said = "the one problem" if tried == 1 else f"all {tried} problems"

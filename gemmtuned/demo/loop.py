@@ -53,7 +53,7 @@ class Result:
         return statistics.median(ratios), ratios[0], ratios[-1]
 
     def slower(self) -> int:
-        """In how many rounds after tuning the hooked one was no faster."""
+        """The number of rounds after tuning in which the hooked program was no faster."""
         return sum(ratio <= 1.0 for ratio in self._ratios(self.after))
 
     def is_clear(self) -> bool:
@@ -192,7 +192,10 @@ def _tune(home: Path, tune_s: float, say: Callable[[str], None]) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], home: Path, most_s: float, say: Callable[[str], None]) -> int:
-    """Its exit code; after most_s seconds it is ended, and that is 0. Meanwhile the reader sees how far it is."""
+    """Wait for the process, and return its exit code. After most_s seconds it is ended, which gives 0.
+
+    say: is called every SAY_S seconds with how far it is.
+    """
     began_s = said_s = time.monotonic()
     while (code := process.poll()) is None:
         now_s = time.monotonic()

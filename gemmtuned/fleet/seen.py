@@ -140,7 +140,7 @@ def _earlier(objects: Objects, host: str, trust: Trust) -> list[Seen]:
 
 
 def _figures(store: Store, environment: Environment, counted: Sequence[str]) -> list[dict[str, Any]]:
-    """Those of problems that are counted come first, in the same order."""
+    """The rows of figures, at most MAX_COUNTS: those of counted problems first, in their order."""
     rank = {problem: number for number, problem in enumerate(counted)}
     rows = _figure_rows(store, environment)
     return sorted(rows, key=lambda row: rank.get(row["problem"], len(rank)))[:MAX_COUNTS]

@@ -244,7 +244,7 @@ def _counted(
     hook: Any, problem: Problem, found: Serving, place: str, operands: Callable[[], Operands],
     otherwise: Callable[[], Tensor],
 ) -> Tensor:  # fmt: skip
-    """By what was found, or otherwise; counted as one call, its products under aten are not."""
+    """Y by the kernel that was found, else by `otherwise`; counted as one call, without the products inside of it."""
     served = None
     with own_op(hook, "" if found.call is None else place):
         if found.call is not None and found.solution is not None:
@@ -267,7 +267,7 @@ def _usual(o: Operands, how: How) -> Tensor:
 
 
 def _launched(o: Operands, how: How) -> Tensor | None:
-    """By the two launches; None where they do not take it."""
+    """Y by the two launches of moe_decode; None where they cannot run this layer."""
     from gemmtuned.kernels.cuda import moe_run
 
     if not moe_run.runs_here(o.x.device):

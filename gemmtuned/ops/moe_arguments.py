@@ -93,7 +93,7 @@ def operands_of(
 
 
 def check_others(mask: Tensor | None, tokens: Tensor | None, o: Operands) -> None:
-    """Nothing where expert_mask and num_local_tokens fit the operands. Raises GemmtunedError."""
+    """Raise GemmtunedError where expert_mask or num_local_tokens does not fit the operands."""
     experts = len(o.w1)
     for name, given in (("expert_mask", mask), ("num_local_tokens", tokens)):
         if given is not None and tensor(name, given).device != o.x.device:
@@ -181,7 +181,7 @@ def _weight(name: str, w: Tensor, scale: Tensor | None, dtype: torch.dtype, quan
 
 
 def _shaped(name: str, scale: Tensor, shape: tuple[int, ...], *, whole: bool = True) -> Tensor:
-    """Of sides that are these, some of them put together; another order of sides is none of ours."""
+    """The scale in this shape. Raises GemmtunedError where its own is not this one, or this one with sides merged."""
     if not whole or scale.numel() != math.prod(shape) or not _products(scale.shape) <= _products(shape):
         raise GemmtunedError(f"{name}_scale is {tuple(scale.shape)}, expected {list(shape)}")
     return scale.reshape(shape)

@@ -35,7 +35,7 @@ _failed: set[Solution] = set()
 
 
 def serving(hook: Any, problem: Problem, place: str, *, captured: bool) -> Serving:
-    """By the table of this hook; captured: a CUDA graph is, for which other solutions may be best."""
+    """What serves this problem by the hook's table. captured: in a CUDA graph, where other solutions may be best."""
     if not hook.patches.dispatches:
         return MISS
     key, table = (problem, place, captured), hook.table

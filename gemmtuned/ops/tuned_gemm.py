@@ -225,7 +225,10 @@ class TunedGemm:
 
 
 def _check_operands(x: Any, weight: Any, bias: Any, otype: Any) -> None:
-    """Nothing where these are tensors, the weight where x is: torch's product of CPU and meta has any numbers."""
+    """Raise GemmtunedError for what is no tensor, and for a weight on another device than x.
+
+    Of a tensor on the CPU and one on meta torch's product returns arbitrary numbers.
+    """
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
         for name, given in (("x", x), ("the weight", weight), ("bias", bias)):
             some_tensor(f"gemm_a16w16: {name}", given)

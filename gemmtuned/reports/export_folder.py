@@ -28,11 +28,11 @@ class ExportFolder:
         self._notes = _read_notes(path / NOTES)
 
     def taken(self, names: Iterable[str]) -> list[str]:
-        """Those of these names under which the folder has a file."""
+        """The names among these under which the folder has a file."""
         return [name for name in names if (self.path / name).exists()]
 
     def not_ours(self, names: Iterable[str]) -> list[str]:
-        """Those of these names under which the folder has a file that we did not write, or that was changed since."""
+        """The names among these whose file in the folder is not ours, or was changed since we wrote it."""
         return [name for name in self.taken(names) if not self._is_ours(name)]
 
     def _is_ours(self, name: str) -> bool:

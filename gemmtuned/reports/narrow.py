@@ -145,7 +145,7 @@ def _longest(text: str) -> int:
 
 
 def _grown(widths: list[int], most: Sequence[int], space: int) -> list[int]:
-    """These widths with the space that is left given to those that need it most."""
+    """The widths, after the columns that need it most were given the space that is left."""
     for _ in range(space - sum(widths)):
         short = [i for i, width in enumerate(widths) if width < most[i]]
         if not short:

@@ -86,7 +86,7 @@ class Watched:
         self._before: list[_Read] = []
 
     def open(self, path: Path) -> list[str] | None:
-        """Its lines as it is now; None where there is none, or nothing in it. Raises TableError."""
+        """The file's lines as it is now; None where it is missing or empty. Raises TableError."""
         if self._now is not None:
             self._before.append(self._now)
             self._now = None

@@ -56,7 +56,10 @@ class Paths:
 
 
 def engine_paths(sessions: Sequence[Row], *, since_us: float = 0) -> list[Paths]:
-    """Of each program that has some. sessions: of the view; since_us: only those heard of since."""
+    """The ways to products beside torch's, for each program that has some.
+
+    sessions: rows of the view.  since_us: sessions that were last seen before this time do not count.
+    """
     found: dict[str, Paths] = {}
     for row in sessions:
         known = _read(row["operators"]) if row["last_seen"] >= since_us else {}

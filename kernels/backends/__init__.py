@@ -65,7 +65,7 @@ def environment(device: Device) -> Environment:
 
 
 def _stamps(backend: Backend, device: Device) -> dict[str, str]:
-    """Its stamps, none of one that somebody wants left out, or that is another package's and broken."""
+    """The backend's stamps; none where a user excludes it, or where it is another package's and broken."""
     packages = _texts(getattr(backend, "package", ()))
     package = GUESTS.package_of.get(backend.name) or next(filter(_is_installed, packages), "")
     is_ours = not package and backend.name not in GUESTS.package_of  # or of a package that is not there

@@ -35,7 +35,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in tables and logs."""
+        """The name in tables and logs."""
 
     @property
     def order(self) -> int:

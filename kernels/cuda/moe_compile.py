@@ -108,7 +108,7 @@ def most_tokens(tokens: int, topk: int) -> int:
 
 
 def stages_of(candidate: Candidate) -> tuple[Stage, Stage]:
-    """Of both launches. Raises CandidateFailed for a config that is none."""
+    """The stages of both launches. Raises CandidateFailed for a config that is none."""
     try:
         config = json.loads(candidate.config)
         up, down = (stage_of(tuple(map(int, config[name].split(".")))) for name in ("up", "down"))

@@ -142,7 +142,7 @@ def shared_bytes(layer: Experts, stage: int, how: Stage, most_pairs: int) -> int
 
 
 def _slot_bytes(layer: Experts, stage: int, rows: int, tokens: int) -> int:
-    """Of a ring (moe_ring.cuh): W, tokens, scales."""
+    """Bytes of one slot of a ring (moe_ring.cuh): W, tokens, scales."""
     step = 8 * PER_LANE[layer.weight]
     scales = 0
     if layer.scales == "128x128":

@@ -169,7 +169,7 @@ def _made(
 
 
 def _likeliest(layer: Experts, stage: int, most: int, kept: bool) -> Stage:
-    """Of the configurations that fit the first one that compiles. Raises CandidateFailed where none does."""
+    """The first fitting configuration that compiles. Raises CandidateFailed where none does."""
     for how in stages_that_fit(layer, stage, most):
         try:
             compiled(layer, stage, how, most, kept=kept)

@@ -79,9 +79,10 @@ def by_token(problem: Problem) -> bool:
 
 
 def arguments(kind: str, *, bias: bool, by_token: bool, zero: int = 0) -> tuple[str, ...]:
-    """Of a kernel with the parameters x, w, bias, sx, sw, y, m, and the distances between rows of x, w, sx and sw.
+    """The launch record's arguments of a kernel with the parameters x, w, bias, sx, sw, y, m and four distances.
 
-    zero: as zero_of; with it zero points and sums come behind sw.
+    The distances are those between rows of x, w, sx and sw.  zero: as zero_of; with it zero points and sums of rows
+    come behind sw.
     """
     of_x = "scale_x.stride0" if by_token else "scale_x.stride1"
     apart = (of_x, "scale_w.stride0") if kind == "BLOCK" else ("null", "null")

@@ -53,7 +53,7 @@ class Edit:
     every_second: int | None = None
 
     def unit(self, y: Tensor, problem: Problem, operands: Sequence[Operand]) -> Tensor:
-        """By which factor each element of Y [..., M, N], and so its error, may be larger than usual."""
+        """The factor by which each element of Y [..., M, N], and so its error, may be larger than usual."""
         size = torch.ones((), dtype=torch.float64, device=y.device)
         for o in operands:
             if o.name in self.marks:

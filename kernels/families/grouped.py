@@ -49,7 +49,7 @@ class Grouped(Family):
         return found
 
     def weight_bytes(self, problem: Problem) -> int:
-        """Of the groups that can have rows: no others are read."""
+        """Bytes of W of the groups that can have rows: no others are read."""
         return Family.weight_bytes(self, problem) * problem.weights_read // problem.batch
 
     def weight_copies(self, problem: Problem, *, count: int, device: torch.device) -> list[tuple[Tensor, ...]]:

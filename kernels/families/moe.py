@@ -180,7 +180,7 @@ class Moe(Family):
         return problem.k if first else problem.inter or 1
 
     def weight_bytes(self, problem: Problem) -> int:
-        """Of the experts that can be visited: no others are read."""
+        """Bytes of the weights of the experts that can be visited: no others are read."""
         experts = problem.experts or 1
         return Family.weight_bytes(self, problem) * min(problem.m * (problem.topk or 1), experts) // experts
 
@@ -198,7 +198,7 @@ class Moe(Family):
         return [tuple(w[i : i + experts] for w in whole) for i in range(count)]
 
     def widen(self, problem: Problem, inputs: Inputs, sample: Sample) -> Tensor:
-        """Nothing: only experts that are visited are ever widened, one after the other."""
+        """An empty tensor: W is not widened as a whole, since `reference` widens the visited experts one by one."""
         return inputs["x"].new_empty(0)
 
     def reference(self, problem: Problem, inputs: Inputs, sample: Sample, w64: Tensor | None = None) -> Tensor:

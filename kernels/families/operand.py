@@ -70,12 +70,12 @@ class Operand:
         return not (self.scale_of and self.has_codes(t))
 
     def torch_dtype(self, problem: Problem) -> torch.dtype:
-        """Its dtype in this problem."""
+        """The operand's dtype in this problem."""
         name = getattr(problem, self.dtype, self.dtype)
         return torch.uint8 if self.raw and name in _IN_BYTES else torch_dtype(name)
 
     def shape(self, problem: Problem) -> tuple[int, ...]:
-        """Its sizes in this problem."""
+        """The operand's sizes in this problem."""
         p = problem
         known = {
             "b": p.batch, "m": p.m, "n": p.n, "k": p.k, "e": p.experts or 1, "t": p.topk or 1, "i": p.inter or 1,

@@ -153,7 +153,7 @@ def with_scales(
 
 
 def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """In this type, to the nearest."""
+    """The values in this type, rounded to the nearest."""
     return values.to(dtype) if dtype.is_floating_point else values.round().clamp(-127, 127).to(dtype)
 
 

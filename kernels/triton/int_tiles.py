@@ -141,7 +141,7 @@ def scored(problem: Problem, device: Device) -> Scored:
 
 
 def _estimated(problem: Problem, device: Device) -> Scored:
-    """By the estimate of tiles.py: in bytes and in instructions int8 of K is bf16 of half as many."""
+    """Candidates by the estimate of tiles.py for bf16 and half of K, which has the same bytes and instructions."""
     m, n, k = problem.m, problem.n, max(problem.k // 2, 1)
     tokens, units, arch = 32 if m <= 32 else MAX_M, device.units, device.arch
     fit, found = FITS["few" if tokens < MAX_M else "many"], []

@@ -66,7 +66,7 @@ def tile_of(text: str) -> Tile:
 
 
 def tiles_of(candidate: Candidate) -> tuple[Tile, Tile]:
-    """Of both products. Raises CandidateFailed for a config that is none."""
+    """The tiles of both products. Raises CandidateFailed for a config that is none."""
     return both_of(candidate, tile_of)
 
 
@@ -164,7 +164,7 @@ def compile_candidate(candidate: Candidate, problem: Problem, arch: str) -> None
 
 @cache
 def source_hash() -> str:
-    """Of what is compiled and how it is launched, comments aside."""
+    """The hash of what is compiled and how it is launched, without comments; 12 hex digits."""
     here = Path(__file__)
     names = (
         "moe_tiles.py", "moe_tiling.py", "moe_fp8_tiles.py", here.name, "moe_fp8_launch.py", "moe_launch.py",

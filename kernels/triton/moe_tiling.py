@@ -86,7 +86,7 @@ def tile_of(text: str) -> Tile:
 
 
 def tiles_of(candidate: Candidate) -> tuple[Tile, Tile]:
-    """Of both products. Raises CandidateFailed for a config that is none."""
+    """The tiles of both products. Raises CandidateFailed for a config that is none."""
     return both_of(candidate, tile_of)
 
 
@@ -268,7 +268,7 @@ def compile_candidate(candidate: Candidate, problem: Problem, arch: str) -> None
 
 @cache
 def source_hash() -> str:
-    """Of what is compiled and how it is launched, comments aside."""
+    """The hash of what is compiled and how it is launched, without comments; 12 hex digits."""
     here = Path(__file__)
     names = ("inline_ptx.py", "coded_weights.py", "moe_tiles.py", "moe_plain_tiles.py", here.name, "moe_launch.py")
     return sha256("".join(code_of(here.with_name(name).read_text()) for name in names).encode()).hexdigest()[:12]

@@ -206,7 +206,7 @@ def _shared_bytes(config: Config, stages: int, *, decoded: bool) -> int:
 
 
 def estimate_us(problem: Problem, device: Device, config: Config, *, decoded: bool) -> float:
-    """By what weight_only_tiles.py takes on an H200 with cold weights; the times of other forms are guesses."""
+    """An estimate in microseconds by the times of weight_only_tiles.py, cold on an H200; other forms are guesses."""
     p = problem
     rows, tokens, block_k, split = (config[n] for n in ("rows", "tokens", "block_k", "split"))
     tiles = -(-p.n // rows) * -(-p.m // tokens)

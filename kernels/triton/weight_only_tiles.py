@@ -43,9 +43,11 @@ from gemmtuned.kernels.triton.to_shared import splits
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of the estimate, in us: to begin; of a MB of W, and of the sums of slices of K; of 128 of K of the busiest
-    multiprocessor, for 128 rows of W to be decoded, for 128 rows and 64 tokens to be multiplied, and to be waited for
-    by the thread blocks that it holds at once.
+    """What the estimate adds up, in microseconds.
+
+    start_us: a launch.  read_mb_us, sums_mb_us: a MB of W, and of the sums of slices of K.  The others are for 128
+    values of K on the busiest multiprocessor.  decode_us: to decode 128 rows of W.  multiply_us: to multiply 128 rows
+    by 64 tokens.  wait_us: to wait for loads, which the thread blocks that it holds at a time do together.
     """
 
     start_us: float
@@ -244,7 +246,7 @@ def _shared_bytes(problem: Problem, config: Config) -> int:
 
 
 def estimate_us(problem: Problem, device: Device, config: Config) -> float:
-    """A guess for an H200 with cold weights; others order alike."""
+    """An estimate in microseconds for an H200 with cold weights, made to order configurations."""
     p, costs = problem, FITS["all"]
     rows, tokens, block_k, split, warps = (config[n] for n in ("rows", "tokens", "block_k", "split", "warps"))
     tiles = -(-p.n // rows) * -(-p.m // tokens)

@@ -45,6 +45,12 @@ def test_messages_and_help_are_read_and_docstrings_of_others_are_not(prose: Modu
     assert {text for _, text in prose.messages(tmp_path / "commands/a.py")} == {"Told of it.", ": was told so"}
 
 
+def test_a_docstring_that_begins_as_a_fragment_is_noticed(prose: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('def f():\n    """Of it."""\n\n\nclass A:\n    """Offers it. By it."""\n')
+
+    assert list(prose.fragments(tmp_path / "a.py")) == [(1, "Of it.")]
+
+
 def test_comments_and_docstrings_of_code_are_read(prose: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('"""What it is."""\n\nx = "the state of before"  # as of before\n')
     (tmp_path / "a.h").write_text("// of before\nint before;\n")
