@@ -21,8 +21,9 @@ There are three kinds of records.  A published binary (KernelLaunch), launched b
     shared          bytes of dynamic shared memory; threads: per thread block
     grid            three of {of, block}: ceil(that size / block) thread blocks, or of {block}: that many
     cluster         thread blocks per cluster: the first axis has that many times the thread blocks
-    arguments       of the binary, in its order: pointers, sizes and strides (32 bits) of operands, `partials` and
-                    `counters` in the workspace, and `null`.  A pointer with `?` is null if the operand is missing
+    arguments       of the binary, in its order: pointers, sizes and strides (32 bits) of operands, tensor maps of them
+                    (tensor_maps.py), `partials` and `counters` in the workspace, and `null`.  A pointer with `?` is
+                    null if the operand is missing
     counters_bytes  at the workspace's beginning; partials_offset: where the partial sums begin; workspace_bytes: in all
 
 An algorithm of a library that programs load anyway (LibraryLaunch), run by hooks/native/cublaslt.h:
@@ -52,10 +53,11 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import TableError
-from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS
+from gemmtuned.configs.launch_sizes import MAX_ARGUMENTS, MAX_MAPS
 from gemmtuned.configs.launch_v1 import check_number, converted
 from gemmtuned.configs.operator_arguments import TEXT, Argument, read_arguments
 from gemmtuned.configs.problem import MAX_DIM, SCALES, ZERO_POINTS, Problem
+from gemmtuned.configs.tensor_maps import tensor_map
 
 VERSION: Final = 2
 SLOTS: Final = ("x", "w", "scale_x", "scale_w", "zero_x", "sums_w", "bias", "c", "offs", "y")  # Slot of slots.h
@@ -116,8 +118,8 @@ def quantity(text: str) -> Quantity:
 
 
 def is_number(argument: str) -> bool:
-    """Whether a kernel's argument for it is a number of 32 bits, and not an address."""
-    return argument not in PLAIN and quantity(argument.removesuffix("?")).what != "ptr"
+    """Whether a kernel's argument for it is a number of 32 bits, and not an address or a map."""
+    return argument not in PLAIN and not tensor_map(argument) and quantity(argument.removesuffix("?")).what != "ptr"
 
 
 class Condition(NamedTuple):
@@ -342,11 +344,15 @@ def _check_kernel(facts: dict[str, Any]) -> None:
     if not isinstance(arguments, list) or not arguments or len(arguments) > MAX_ARGUMENTS:
         raise TableError(f"launch.arguments is no list of at most {MAX_ARGUMENTS}")
     for name in arguments:
-        if not isinstance(name, str) or not (name in PLAIN or quantity(name.removesuffix("?")).what in WHATS[:3]):
-            raise TableError(f"launch.arguments has {str(name)[:80]}, expected pointers, sizes and strides")
+        if isinstance(name, str) and (name in PLAIN or tensor_map(name)):
+            continue
+        if not isinstance(name, str) or quantity(name.removesuffix("?")).what not in WHATS[:3]:
+            raise TableError(f"launch.arguments has {str(name)[:80]}, expected pointers, sizes, strides and maps")
         if name.endswith("?") and quantity(name[:-1]).what != "ptr":
             raise TableError(f"launch.arguments has {name}: only a pointer may be null")
     once = [name for name in arguments if name != "null"]
+    if sum(bool(tensor_map(name)) for name in once) > MAX_MAPS:
+        raise TableError(f"launch.arguments has more than {MAX_MAPS} maps")
     if len(set(once)) != len(once) or not {"x", "w", "y"} <= {_slot(name) for name in once if name not in PLAIN}:
         raise TableError(f"launch.arguments is {str(arguments)[:200]}, expected x, w, y and others, each once")
     if not isinstance(grid, list) or len(grid) != 3:

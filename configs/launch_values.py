@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any, Final
 
 from gemmtuned.configs.launch import PLAIN, TURNED, Axis, Condition, KernelLaunch, quantity
+from gemmtuned.configs.tensor_maps import byte_matrix, tensor_map
 
 _DENSE: Final = tuple(Condition(f"{slot}.contiguous", "==", 1) for slot in ("x", "w", "bias"))
 _OF_CALLS: Final = {
@@ -50,12 +51,18 @@ def arguments_of(
     launch: KernelLaunch, operands: Operands, *, partials: Any = 0, counters: Any = 0,
     pointer: Callable[[Any], Any] = lambda operand: operand.data_ptr(),
 ) -> list[Any]:  # fmt: skip
-    """The values of its arguments, in their order. pointer: what stands for an operand that is not None."""
+    """The values of its arguments, in their order; of a map what it is made of (a ByteMatrix).
+
+    pointer: what stands for an operand that is not None.
+    """
     plain = {"partials": partials, "counters": counters, "null": 0}
     found = []
     for argument in launch.arguments:
         if argument in PLAIN:
             found.append(plain[argument])
+            continue
+        if mapped := tensor_map(argument):
+            found.append(byte_matrix(operands[mapped.slot], mapped.rows, pointer))
             continue
         of = quantity(argument.removesuffix("?"))
         operand = operands.get(of.slot)

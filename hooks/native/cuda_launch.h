@@ -5,6 +5,7 @@
 #pragma once
 #include "driver.h"
 #include "slots.h"
+#include "tensor_map.h"
 #include "workspaces.h"
 
 namespace gemmtuned::cuda {
@@ -13,12 +14,14 @@ enum ArgumentKind : uint8_t {
   OPERAND,
   PARTIALS,
   COUNTERS,
-  NOTHING_PASSED
-};  // PLAIN of configs/launch.py, in its order
+  NOTHING_PASSED,
+  TENSOR_MAP
+};  // from PARTIALS to NOTHING_PASSED PLAIN of configs/launch.py, in its order
 
 constexpr int kArguments = 24;
 
-struct Argument {  // a Slot and a What where the kind is OPERAND
+// A Slot and a What where the kind is OPERAND. Of a TENSOR_MAP `what` is its rows of a box / 8, `dim` the dimension of rows.
+struct Argument {
   uint8_t kind, slot, what, dim;
 };
 
@@ -42,16 +45,21 @@ inline unsigned programs(const Axis& axis, const Slots& slots) {
   return static_cast<unsigned>((slots.t[axis.slot]->sizes()[axis.dim] + axis.block - 1) / axis.block);
 }
 
+inline ByteMatrix byte_matrix(const Argument& a, const Slots& slots) {
+  return byte_matrix(*slots.t[a.slot], a.dim, a.what * 8u);
+}
+
 union Value {
   const void* pointer;
   Address address;
   int32_t number;
 };
 
-// The values of a kernel's arguments. Sizes and strides fit into 32 bits: that is among the conditions.
+// The values of a kernel's arguments, but maps. Sizes and strides fit into 32 bits: that is among the conditions.
 inline void fill(const Launch& l, const Slots& slots, Address workspace, Value* values) {
   for (int i = 0; i < l.count; ++i) {
     const Argument& a = l.arguments[i];
+    if (a.kind == TENSOR_MAP) continue;
     if (a.kind != OPERAND) {
       values[i].address = a.kind == PARTIALS   ? workspace + static_cast<Address>(l.partials_offset)
                           : a.kind == COUNTERS ? workspace
@@ -74,8 +82,15 @@ inline void launch(const Launch& l, const Slots& slots) {
                                               : 0;
   Value values[kArguments];
   void* arguments[kArguments];
+  TensorMap maps[kMaps];
+  int made = 0;
   fill(l, slots, workspace, values);
-  for (int i = 0; i < l.count; ++i) arguments[i] = &values[i];
+  for (int i = 0; i < l.count; ++i) {
+    arguments[i] = &values[i];
+    if (l.arguments[i].kind != TENSOR_MAP) continue;
+    make_map(byte_matrix(l.arguments[i], slots), &maps[made]);
+    arguments[i] = &maps[made++];
+  }
   const unsigned x = programs(l.grid[0], slots), y = programs(l.grid[1], slots), z = programs(l.grid[2], slots);
   const auto threads = static_cast<unsigned>(l.threads), shared = static_cast<unsigned>(l.shared);
   if (l.cluster > 1) {

@@ -63,6 +63,8 @@ struct Driver {
   int (*cuUserObjectCreate)(Handle*, void*, void (*)(void*), unsigned, unsigned);
   int (*cuUserObjectRelease)(Handle, unsigned);
   int (*cuGraphRetainUserObject)(Handle, Handle, unsigned, unsigned);
+  int (*cuTensorMapEncodeTiled)(void*, int, unsigned, Address, const unsigned long long*, const unsigned long long*,
+                                const unsigned*, const unsigned*, int, int, int, int);
 
   static constexpr int kNoMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 
@@ -120,6 +122,7 @@ struct Driver {
     GEMMTUNED_TRY(cuUserObjectCreate);
     GEMMTUNED_TRY(cuUserObjectRelease);
     GEMMTUNED_TRY(cuGraphRetainUserObject);
+    GEMMTUNED_TRY(cuTensorMapEncodeTiled);
 #undef GEMMTUNED_TRY
 #undef GEMMTUNED_FIND
     return d;

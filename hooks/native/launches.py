@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any, Final
 
+from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.launch import (
     OPS,
     PLAIN,
@@ -23,11 +24,12 @@ from gemmtuned.configs.launch import (
     quantity,
 )
 from gemmtuned.configs.operator_arguments import TEXT
+from gemmtuned.configs.tensor_maps import tensor_map
 from gemmtuned.hooks.native.structures import Argument, Cond, GridAxis, Launch, LtLaunch, OperatorCall
 from gemmtuned.kernels.cublaslt import COMPUTES, DATA_TYPES, SCALE_MODES
 
 _NO_SLOT: Final = len(SLOTS)
-_OPERAND: Final = 0  # ArgumentKind
+_OPERAND, _TENSOR_MAP = 0, 1 + len(PLAIN)  # ArgumentKind
 _AS_TORCH, _ALPHA, _BETA, _NOTHING, _INTEGER, _REAL, _TRUTH, _TEXT, _INTEGERS = 16, *range(32, 40)  # OperandKind
 
 
@@ -47,7 +49,9 @@ def conditions(given: Iterable[Condition], rank: int) -> list[Cond]:
 
 
 def kernel_launch(record: KernelLaunch, function: int, rank: int) -> Launch:
-    """function: the handle of the loaded kernel."""
+    """function: the handle of the loaded kernel. Raises TableError for maps of batches."""
+    if rank != 2 and any(tensor_map(argument) for argument in record.arguments):
+        raise TableError("its launch record takes tensor maps, which are of operands without a batch")
     launch = Launch(
         function=function, partials_offset=record.partials_offset, workspace_bytes=record.workspace_bytes,
         threads=record.threads, shared=record.shared, cluster=record.cluster, count=len(record.arguments),
@@ -57,6 +61,10 @@ def kernel_launch(record: KernelLaunch, function: int, rank: int) -> Launch:
     for i, argument in enumerate(record.arguments):
         if argument in PLAIN:
             launch.arguments[i] = Argument(1 + PLAIN.index(argument))
+        elif mapped := tensor_map(argument):
+            launch.arguments[i] = Argument(
+                _TENSOR_MAP, _slot(mapped.slot), mapped.rows // 8, _dim(mapped.slot, 0, rank)
+            )
         else:
             slot, what, dim = quantity(argument.removesuffix("?"))
             launch.arguments[i] = Argument(_OPERAND, _slot(slot), _what(slot, what), _dim(slot, dim, rank))

@@ -27,7 +27,7 @@ inline std::vector<int64_t> scaled_key(const Tensor& a, const Tensor& b, at::Ten
 }
 
 // What the loops over a launch record come to, for tests: nothing where the operands do not meet its conditions, else the
-// grid and each argument's value. `conditions` and `launch` are addresses.
+// grid and each argument's value, of a map what it is made of. `conditions` and `launch` are addresses.
 inline std::vector<int64_t> evaluated(const c10::List<OptionalTensor>& operands, int64_t conditions, int64_t count,
                                       int64_t launch, int64_t workspace) {
   std::array<OptionalTensor, SLOT_COUNT> kept;
@@ -42,6 +42,12 @@ inline std::vector<int64_t> evaluated(const c10::List<OptionalTensor>& operands,
   cuda::Value values[cuda::kArguments] = {};
   cuda::fill(l, slots, static_cast<cuda::Address>(workspace), values);
   for (int i = 0; i < l.count; ++i) {
+    if (l.arguments[i].kind == cuda::TENSOR_MAP) {
+      const cuda::ByteMatrix of = cuda::byte_matrix(l.arguments[i], slots);
+      for (const uint64_t value : {uint64_t{of.address}, of.rows, of.columns, of.stride, uint64_t{of.box_rows}})
+        found.push_back(static_cast<int64_t>(value));
+      continue;
+    }
     const bool number = l.arguments[i].kind == cuda::OPERAND && l.arguments[i].what != PTR;
     found.push_back(number ? values[i].number : static_cast<int64_t>(values[i].address));
   }

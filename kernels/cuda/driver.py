@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import Any, Final
 
 from gemmtuned.configs.errors import CandidateFailed, Declined
 from gemmtuned.configs.launch import PORTABLE_CLUSTER, is_number
+from gemmtuned.configs.tensor_maps import BOX_BYTES, ByteMatrix
 
 _CLUSTER: Final = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _EARLY: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DYNAMIC_SHARED, _LARGE_CLUSTERS = 8, 14  # CUfunction_attribute
+_SWIZZLE_128: Final = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 _RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 # CUresult: no memory; then what tells of the process, its device, a stream or a capture (hooks/native/driver.h has why)
 _NOT_OURS: Final = frozenset(
@@ -103,11 +105,37 @@ class Kernel:
         self, stream: int, arguments: Sequence[str], values: Sequence[Any], grid: tuple[int, int, int]
     ) -> None:
         """Launch it with values for the arguments of a launch record; grid: along the first axis clusters."""
-        values = [c_int(v) if is_number(a) else c_void_p(v) for a, v in zip(arguments, values, strict=True)]
+        values = [_passed(a, v) for a, v in zip(arguments, values, strict=True)]
         addresses = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         self._config.stream = stream
         self._config.grid[:] = (grid[0] * self._cluster, *grid[1:])
         _check(_driver().cuLaunchKernelEx(byref(self._config), self._function, addresses, None), "it is not launched")
+
+
+class _TensorMap(ctypes.Structure):
+    """CUtensorMap of cuda.h, which the driver wants aligned to 64 bytes."""
+
+    _fields_ = (("opaque", c_uint64 * 16),)
+
+
+def _passed(argument: str, value: Any) -> Any:
+    """What a launch passes for an argument of its record."""
+    if isinstance(value, ByteMatrix):
+        return _map_of(value)
+    return c_int(value) if is_number(argument) else c_void_p(value)
+
+
+def _map_of(of: ByteMatrix) -> _TensorMap:
+    """The map of a matrix of bytes, swizzled by 128 bytes, zeros outside; the constants are 0 but the swizzle's."""
+    room = ctypes.create_string_buffer(ctypes.sizeof(_TensorMap) + 64)
+    found = _TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
+    sizes, strides = (c_uint64 * 2)(of.columns, of.rows), (c_uint64 * 1)(of.stride)
+    box, steps = (c_uint * 2)(BOX_BYTES, of.box_rows), (c_uint * 2)(1, 1)
+    error = _driver().cuTensorMapEncodeTiled(
+        byref(found), 0, c_uint(2), c_void_p(of.address), sizes, strides, box, steps, 0, _SWIZZLE_128, 0, 0
+    )
+    _check(error, f"there is no tensor map of {of}")
+    return found
 
 
 @cache

@@ -1,9 +1,9 @@
 // Y = (X sx) (W sw)^T + bias with 8-bit X and W, for many tokens, on sm_90.
 //
 // A thread block multiplies tiles of TOKENS tokens by ROWS rows of W. One of its warp groups copies: a warp asks for X, one
-// for W (the tensor memory accelerator, by maps of both that it has made itself), one for scales of blocks, and one reads what
+// for W (the tensor memory accelerator, by maps of both that the launch brings), one for scales of blocks, and one reads what
 // results need but sums. The others multiply a step of 128 of K as it comes (wgmma), 64 tokens each, and share the rows where
-// HALVES is 2. DEPTH steps are on their way; the first AHEAD come to the L2 cache while maps are made.
+// HALVES is 2. DEPTH steps are on their way.
 //
 // X and W are read from the L2 cache many times. So the thread blocks of a cluster can share what they read: SHARE_W of them
 // have the same rows of W, other tokens, and each reads a part of those rows for all of them; SHARE_X of them have the same
@@ -14,10 +14,10 @@
 // (int8 adds up in int32, exactly). Scales, SCALES, and zero points, ZERO, are those of scaled_one_shot.cu.
 //
 // scaled_tiles.py defines N (a multiple of 2), K (of 16), ROWS, TOKENS (a multiple of 64), GROUPS (of 64 tokens), HALVES,
-// SHARE_W, SHARE_X, PARTS, DEPTH, AHEAD, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO, BIAS, NAME,
+// SHARE_W, SHARE_X, PARTS, DEPTH, SCALES (no BLOCK of int8), BY_TOKEN, PROMOTED (0 of int8), INT8, ZERO, BIAS, NAME,
 // CLUSTER, OF_ZERO and ITS_ZERO (its parameters, and what passes them on) and, in place of OF_THIS_TYPE, `mma`, `pair_of`,
 // `value`.
-// NVRTC compiles this without any header but its parts. PTX ISA 8.3; operands and sums lie as wgmma.mma_async wants them:
+// NVRTC compiles this without any header but its parts. PTX ISA 8.0; operands and sums lie as wgmma.mma_async wants them:
 // both operands K-major, rows of 128 bytes, swizzled by 128.
 #include "scaled_sums.cuh"  // scaled_tiles.py puts its text here
 
@@ -31,7 +31,6 @@ constexpr int READERS = 4 * MATH * (SHARE_W + SHARE_X - 1);       // warps that 
 constexpr int UNITS = TOKENS / 16 * (ROWS / 8);                   // of sums, that a thread block sends
 constexpr int EACH = (UNITS + PARTS - 1) / PARTS;                 // units that a thread block adds up
 constexpr int UNIT_BYTES = 512;                                   // 128 sums, in the order of their lanes
-constexpr int MAP_BYTES = 128;
 constexpr bool HAS_EPILOGUE = SCALES != BLOCK || BIAS;            // results need more than sums
 
 OF_THIS_TYPE
@@ -168,19 +167,22 @@ __device__ __forceinline__ void add_up(Sum* sums, Ring& ring, u32 x, u32 w, cons
   }
 }
 
+struct __align__(64) Map {  // CUtensorMap of cuda.h: of a matrix of bytes, for boxes of 128 bytes of so many rows
+  char opaque[128];
+};
+
 extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
-    NAME(const char* x, const char* w,
+    NAME(const __grid_constant__ Map x, const __grid_constant__ Map w,
 #if BIAS
          const char* bias,
 #endif
-         const float* sx, const float* sw OF_ZERO, char* y, int m, int ldx, int ldw, int ldsx, int ldsw, char* maps) {
+         const float* sx, const float* sw OF_ZERO, char* y, int m, int ldsx, int ldsw) {
 #if !BIAS
   const char* bias = nullptr;
 #endif
   extern __shared__ __align__(1024) char memory[];
   const u32 ws = (u32)__cvta_generic_to_shared(memory), xs = ws + DEPTH * W_BYTES, ss = xs + DEPTH * X_BYTES;
-  const u32 my_maps = ss + (DEPTH * S_BYTES + 127) / 128 * 128;
-  const u32 my_epilogue = my_maps + 2 * MAP_BYTES;
+  const u32 my_epilogue = ss + (DEPTH * S_BYTES + 127) / 128 * 128;
   Epilogue* const epilogue = (Epilogue*)(memory + (my_epilogue - ws));
   const u32 loaded = my_epilogue + (HAS_EPILOGUE ? (u32)sizeof(Epilogue) : 0), free = loaded + 8 * DEPTH;  // barriers
   const u32 all_sums = free + 8 * DEPTH, epilogue_there = all_sums + 8, epilogue_free = epilogue_there + 8;
@@ -189,6 +191,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
   const int part = me.part();
   const Work mine = {me, m};
 
+  if (thread == MATH_THREADS) ask_for_map(&x), ask_for_map(&w);
   if (thread == 0) {
     for (int i = 0; i < DEPTH; i++) expect(loaded + 8 * i, 2 + (SCALES == BLOCK ? 32 : 0)), expect(free + 8 * i, READERS);
     if (HAS_EPILOGUE) expect(epilogue_there, 32), expect(epilogue_free, MATH_THREADS);
@@ -200,21 +203,17 @@ extern "C" __global__ void CLUSTER __launch_bounds__(MATH_THREADS + 128, 1)
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
-  maps += blockIdx.x * 2 * MAP_BYTES;
-  if (warp == 4 * MATH) make_map(my_maps, maps, x, m, ldx, TOKENS / SHARE_X, lane);
-  if (warp == 4 * MATH + 1) make_map(my_maps + MAP_BYTES, maps + MAP_BYTES, w, N, ldw, ROWS / SHARE_W, lane);
-  if (group < MATH) ask_for_first(mine, x, w, ldx, ldw, m, thread);
   cluster_meets();
 
   if (group == MATH) {
     if (MATH == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 4 * MATH && lane == 0)
       each_step(mine, free, loaded, [&](int i, int token, int, int slot, u32 barrier) {
-        copy_x(me, xs + slot * X_BYTES, maps, i * 128, token, barrier);
+        copy_x(me, xs + slot * X_BYTES, &x, i * 128, token, barrier);
       });
     if (warp == 4 * MATH + 1 && lane == 0)
       each_step(mine, free, loaded, [&](int i, int, int row, int slot, u32 barrier) {
-        copy_w(me, ws + slot * W_BYTES, maps + MAP_BYTES, i * 128, row, barrier);
+        copy_w(me, ws + slot * W_BYTES, &w, i * 128, row, barrier);
       });
     if (SCALES == BLOCK && warp == 4 * MATH + 2)
       each_step(mine, free, loaded, [&](int i, int token, int row, int slot, u32 barrier) {

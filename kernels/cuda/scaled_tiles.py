@@ -24,7 +24,7 @@ from gemmtuned.kernels.cuda import nvrtc, scaled
 from gemmtuned.kernels.cuda.kernel import CudaKernel
 from gemmtuned.kernels.cuda.scaled import KINDS, OUTPUTS, STEP_K
 from gemmtuned.kernels.estimates import fits, largest
-from gemmtuned.kernels.own_kernel import COUNTERS_BYTES, Config, Parameter
+from gemmtuned.kernels.own_kernel import Config, Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,6 @@ _LEAST_DEPTH: Final = 3
 _LEAST_M: Final = 33  # with fewer rows of X another kernel is always faster
 _DEPTH: Final = 8  # steps whose copies are under way at the same time, at most
 _UNIT_BYTES: Final = 512  # a unit of sums: 16 tokens x 8 rows of W in fp32
-_MAP_BYTES: Final = 128
-_SHORT_STEPS: Final = 24  # steps of K up to which making maps takes a noticeable part of the time
-_AHEAD_BYTES: Final = 65536  # to prefetch meanwhile; more would delay the copies
-_STRIDE: Final = "(u64)(apart + 15) / 16 * 16"
-_DIVIDES: Final = (12, 5)
-_MAKES_MAPS: Final = (12, 3)  # with PTX ISA 8.3
 _PRODUCTS_A_CYCLE: Final = 4096  # products of 8 bits per cycle and multiprocessor
 _BYTES_A_CYCLE: Final = 128  # that its shared memory moves
 
@@ -147,41 +141,31 @@ class ScaledTiles:
         units = self.tokens // 16 * (self.rows // 8)
         return self.parts * -(-units // self.parts) * _UNIT_BYTES if self.parts > 1 else 0
 
-    @property
-    def ahead(self) -> int:
-        """Steps to prefetch into the L2 cache while maps are made, where making them takes a noticeable time."""
-        step = (self.rows + self.tokens) * STEP_K
-        pays = self.turns == 1 and self.steps <= _SHORT_STEPS and step < _AHEAD_BYTES // 2
-        return _AHEAD_BYTES // step if pays else 0
-
     def _bytes(self, depth: int) -> int:
-        """Bytes for `depth` steps of W, X and scales, the maps of W and X, what results need beside sums, barriers."""
+        """Bytes for `depth` steps of W, X and scales, what results need beside sums, barriers."""
         ring = depth * (self.rows + self.tokens) * STEP_K
         scales = depth * (self.tokens * 4 + 16) if self.kind == "BLOCK" else 0
         pairs = (self.kind != "BLOCK") + (self.zero > 0)  # scales and zero points, of 4 bytes
         epilogue = 4 * (pairs * (self.rows + self.tokens) + self.bias * self.rows)
-        return ring + -(-scales // 128) * 128 + 2 * _MAP_BYTES + epilogue + 16 * depth + 24
+        return ring + -(-scales // 128) * 128 + epilogue + 16 * depth + 24
 
     @property
     def launch(self) -> KernelLaunch:
-        """How it is launched, for every M up to this one.
-
-        Its parameters are x, w, bias, sx, sw, y, m, distances, and memory for the maps of X and W, which lies behind
-        what other kernels expect to be zero.
+        """How it is launched, for every M up to this one. Its parameters are maps of x and w, bias, sx, sw, y, m and
+        distances of scales.
         """
-        of = scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero)
+        given = scaled.arguments(self.kind, bias=self.bias, by_token=self.by_token, zero=self.zero)
+        maps = {"x.ptr": f"x.map{self.tokens // self.share_x}", "w.ptr": f"w.map{self.rows // self.share_w}"}
         return KernelLaunch(
             shared=self.shared, threads=128 * (self.multiplying + 1), cluster=self.cluster,
             grid=(Axis("", self.clusters), Axis("", 1), Axis("", 1)),
-            arguments=(*of, "partials"),
+            arguments=tuple(maps.get(name, name) for name in given if name not in ("x.stride0", "w.stride0")),
             conditions=(
                 *scaled.conditions(
                     self.kind, self.m, self.n, self.k, bias=self.bias, by_token=self.by_token, zero=self.zero
                 ),
                 *(Condition(f"{name}.stride0", ">=", self.k) for name in ("x", "w")),  # maps have no rows over others
             ),
-            partials_offset=COUNTERS_BYTES,
-            workspace_bytes=COUNTERS_BYTES + self.clusters * self.cluster * 2 * _MAP_BYTES,
         )  # fmt: skip
 
     def source(self) -> str:
@@ -189,7 +173,7 @@ class ScaledTiles:
         values = {
             "N": self.n, "K": self.k, "ROWS": self.rows, "TOKENS": self.tokens, "GROUPS": self.groups,
             "HALVES": self.halves, "SHARE_W": self.share_w, "SHARE_X": self.share_x, "PARTS": self.parts,
-            "DEPTH": self.depth, "AHEAD": self.ahead, "SCALES": self.kind, "PROMOTED": int(self.promoted),
+            "DEPTH": self.depth, "SCALES": self.kind, "PROMOTED": int(self.promoted),
             "INT8": int(self.int8),
             **scaled.zero_defines(self.zero), "BY_TOKEN": int(self.by_token), "BIAS": int(self.bias), "NAME": NAME,
             "CLUSTER": f"__cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else "",
@@ -264,7 +248,7 @@ def scored(problem: Problem, units: int) -> list[tuple[float, dict[str, int]]]:
         check(problem)
     except CandidateFailed:
         return []
-    if problem.m < _LEAST_M or _numbers(nvrtc.version()) < _MAKES_MAPS:
+    if problem.m < _LEAST_M:
         return []
     found = []
     for config in _shapes():
@@ -308,21 +292,7 @@ def _samples() -> Iterator[str]:
 
 @cache
 def _text() -> str:
-    return text_for(nvrtc.version() or "")
-
-
-def text_for(compiler: str) -> str:
-    """The source, `OF_THIS_TYPE` still in it, for NVRTC of this version, as nvrtc.version() spells it.
-
-    A map has strides in units of 16 bytes.  Compilers since CUDA 12.5 divide by them, others leave it to the source.
-    """
-    text = nvrtc.text_of(SOURCE)
-    return text if _numbers(compiler) >= _DIVIDES else text.replace(_STRIDE, _STRIDE.removesuffix(" * 16"))
-
-
-def _numbers(compiler: str | None) -> tuple[int, ...]:
-    """The numbers of an NVRTC version; where there is none, those of a version that needs no changes."""
-    return tuple(map(int, compiler.split("."))) if compiler else _DIVIDES
+    return nvrtc.text_of(SOURCE)
 
 
 KERNEL: Final = CudaKernel(

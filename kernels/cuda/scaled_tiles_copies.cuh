@@ -66,39 +66,14 @@ __device__ __forceinline__ void each_tile(const Work& mine, u32 free, Read read)
     read(mine.token_of(tile), mine.row_of(tile));
   }
 }
-// One warp: the map of a matrix of bytes [rows, K], rows `apart`, for boxes of `box` rows by 128, made in shared memory and
-// written to global memory, where the accelerator reads it. (PTX ISA, tensormap.replace; rank and strides as there.)
-__device__ __forceinline__ void make_map(u32 map, char* to, const char* of, int rows, int apart, int box, int lane) {
-  asm volatile("st.shared.b32 [%0], 0;" ::"r"(map + lane * 4) : "memory");
-  __syncwarp();
-  if (lane == 0) {
-#define REPLACE(field, type, letter, what) \
-  asm volatile("tensormap.replace.tile." field ".shared::cta.b1024." type " [%0], " what ";" ::"r"(map), letter : "memory")
-    REPLACE("global_address", "b64", "l"(of), "%1");
-    REPLACE("rank", "b32", "n"(1), "%1");
-    REPLACE("box_dim", "b32", "r"(128), "0, %1");
-    REPLACE("box_dim", "b32", "r"(box), "1, %1");
-    REPLACE("global_dim", "b32", "r"(K), "0, %1");
-    REPLACE("global_dim", "b32", "r"(rows), "1, %1");
-    REPLACE("global_stride", "b64", "l"((u64)(apart + 15) / 16 * 16), "0, %1");  // of a single row it may be anything
-    REPLACE("element_stride", "b32", "r"(1), "0, %1");
-    REPLACE("element_stride", "b32", "r"(1), "1, %1");
-    REPLACE("elemtype", "b32", "n"(0), "%1");           // bytes
-    REPLACE("interleave_layout", "b32", "n"(0), "%1");  // none
-    REPLACE("swizzle_mode", "b32", "n"(3), "%1");       // of 128 bytes
-    REPLACE("fill_mode", "b32", "n"(0), "%1");          // with zeros
-#undef REPLACE
-  }
-  __syncwarp();
-  asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;"
-               ::"l"(to), "r"(map) : "memory");
-  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(to) : "memory");
+__device__ __forceinline__ void ask_for_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 __device__ __forceinline__ void announce(u32 barrier, u32 bytes) {  // that come, from whoever reads them
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // A box of a map, from this row and k on, to this thread block, or to all in `blocks`, a bit each.
-__device__ __forceinline__ void copy_box(u32 to, const char* map, int k, int row, u32 barrier, bool shared, u32 blocks) {
+__device__ __forceinline__ void copy_box(u32 to, const void* map, int k, int row, u32 barrier, bool shared, u32 blocks) {
   if (shared)
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;"
@@ -107,13 +82,13 @@ __device__ __forceinline__ void copy_box(u32 to, const char* map, int k, int row
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  ::"r"(to), "l"(map), "r"(k), "r"(row), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void copy_w(const Place& me, u32 to, const char* map, int k, int row, u32 barrier) {
+__device__ __forceinline__ void copy_w(const Place& me, u32 to, const void* map, int k, int row, u32 barrier) {
   constexpr int PART = ROWS / SHARE_W;
   announce(barrier, W_BYTES);
   copy_box(to + me.w_part * PART * 128, map, k, row + me.w_part * PART, barrier, SHARE_W > 1,
            ((1u << SHARE_W) - 1) << (me.rank - me.w_part));
 }
-__device__ __forceinline__ void copy_x(const Place& me, u32 to, const char* map, int k, int token, u32 barrier) {
+__device__ __forceinline__ void copy_x(const Place& me, u32 to, const void* map, int k, int token, u32 barrier) {
   constexpr int PART = TOKENS / SHARE_X;
   u32 blocks = 0;
 #pragma unroll
@@ -135,17 +110,4 @@ __device__ __forceinline__ void copy_scales(u32 to, const float* sx, const float
     copy(to + (i + lane) * 4, of_x + (long long)min(token + i + lane, m - 1) * next_token);
   if (lane < 2) copy(to + (TOKENS + lane) * 4, sw + (long long)min(row / 128 + lane, (N - 1) / 128) * ldsw + step);
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-// What the first steps read comes to the L2 cache while maps are made.
-__device__ __forceinline__ void ask_for_first(const Work& mine, const char* x, const char* w, int ldx, int ldw, int m,
-                                              int thread) {
-  constexpr int OF_W = ROWS / SHARE_W, OF_X = TOKENS / SHARE_X;
-  const int tile = blockIdx.x / BLOCKS;
-  const int row = mine.row_of(tile) + mine.me.w_part * OF_W, token = mine.token_of(tile) + mine.me.x_part * OF_X;
-#pragma unroll
-  for (int step = 0; step < AHEAD; step++)
-    for (int i = thread; i < OF_W + OF_X; i += MATH_THREADS) {
-      const char* at = i < OF_W ? w + (u64)min(row + i, N - 1) * ldw : x + (u64)min(token + i - OF_W, m - 1) * ldx;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(at + min((mine.first + step) * 128, K - 1)) : "memory");
-    }
 }

@@ -136,6 +136,12 @@ def test_a_record_takes_every_operand_of_its_problem_and_no_other() -> None:
         ({"arguments": ["x.ptr", "w.ptr"]}, "arguments"),
         ({"arguments": ["x.ptr", "w.ptr", "y.ptr", 7]}, "arguments"),
         ({"arguments": ["x.ptr"] * 25}, "arguments"),
+        ({"arguments": ["x.map64", "w.ptr", "y.map64"]}, "y.map64.* does not know"),
+        ({"arguments": ["x.map64?", "w.ptr", "y.ptr"]}, "map64.* does not know"),
+        ({"arguments": ["x.map12", "w.map8", "y.ptr"]}, "x.map12, expected a multiple of 8"),
+        ({"arguments": ["x.map64", "w.map264", "y.ptr"]}, "w.map264, .* up to 256"),
+        ({"arguments": ["x.map64", "x.map8", "w.map8", "y.ptr"]}, "more than 2 maps"),
+        ({"conditions": [["x.map64", "%", 16]]}, "does not know"),
         ({"conditions": [["x.stride1", "==", -1]]}, "stride1"),
         ({"conditions": [["x.stride1", "<", 1]]}, "conditions"),
         ({"conditions": [["x.stride9", "==", 1]]}, "does not know"),
@@ -291,7 +297,7 @@ def test_the_hook_and_the_records_agree_on_their_words() -> None:
     assert members("slots.h", "Slot") == [*(f"slot_{name}" for name in SLOTS), "slot_count"]
     assert members("slots.h", "What") == [*(w.replace("dim", "rank") for w in WHATS), "contiguous_turned"]
     assert members("slots.h", "Op") == ["equal", "multiple", "at_most", "at_least"] and len(OPS) == 4
-    assert members("cuda_launch.h", "ArgumentKind") == ["operand", *PLAIN[:2], "nothing_passed"]
+    assert members("cuda_launch.h", "ArgumentKind") == ["operand", *PLAIN[:2], "nothing_passed", "tensor_map"]
 
 
 def test_a_binary_comes_back_whole_under_its_hash(tmp_path: Path) -> None:

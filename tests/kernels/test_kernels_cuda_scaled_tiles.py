@@ -33,14 +33,15 @@ from scaled_tiles_cases import (
     run,
 )
 
+from gemmtuned.configs import launch_values
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import read_launch
 from gemmtuned.configs.launch_values import holds
 from gemmtuned.configs.problem import Problem
+from gemmtuned.configs.tensor_maps import byte_matrix
 from gemmtuned.kernels import catalog
 from gemmtuned.kernels.cuda import nvrtc
 from gemmtuned.kernels.cuda import scaled_tiles as kernel
-from gemmtuned.kernels.own_kernel import COUNTERS_BYTES
 
 pytestmark = pytest.mark.skipif(nvrtc.version() is None, reason="needs NVRTC")
 LAST_WARP = {"turns": ptx_code.WARP, "last_first": True}
@@ -180,9 +181,7 @@ def test_what_is_offered_fits_on_the_device(units: int, kind: dict[str, str]) ->
         assert one.clusters <= one.tiles and one.turns * one.clusters >= one.tiles
         assert one.turns == 1 or one.parts == 1
         assert one.shared <= 227 * 1024 and one.depth >= 3
-        assert one.received <= one.depth * (one.rows + one.tokens) * 128, (
-            "sums would lie over scales, maps and barriers"
-        )
+        assert one.received <= one.depth * (one.rows + one.tokens) * 128, "sums would lie over scales and barriers"
 
 
 @pytest.mark.parametrize(
@@ -249,31 +248,38 @@ def test_its_launch_is_a_record_that_refuses_scales_of_another_kind(kind: tuple[
         assert not holds(one.launch.checked, own | {name: t.as_strided(t.shape, (624, 1))}), f"rows of {name} overlap"
 
 
-def test_its_maps_lie_behind_what_others_expect_to_be_zero() -> None:
-    """One pair for each thread block; nothing is to be zero for it."""
-    one = config(*SHARED[:9], 3, kind="ROW", promoted=True)
-    assert one.launch.arguments[-1] == "partials"
-    assert one.launch.counters_bytes == 0
-    assert one.launch.partials_offset == COUNTERS_BYTES
-    assert one.launch.workspace_bytes == COUNTERS_BYTES + 3 * 4 * 2 * 128
-
-
 @pytest.mark.parametrize(
-    ("compiler", "divides"), [("12.3", False), ("12.4", False), ("12.5", True), ("12.10", True), ("13.0", True)]
-)
-def test_strides_of_maps_are_divided_by_16_once(compiler: str, divides: bool) -> None:
-    """By compilers since CUDA 12.5, which turn bytes into the units that a map has, or by the source."""
-    text = kernel.text_for(compiler)
-    assert ("/ 16 * 16)" in text) == divides
-    assert text.replace("/ 16 * 16)", "/ 16)") == kernel.text_for("12.4")
-
-
-@pytest.mark.parametrize(("compiler", "is_offered"), [("12.2", False), ("12.3", True), ("12.10", True), (None, True)])
-def test_it_is_not_offered_where_the_compiler_makes_no_maps(
-    monkeypatch: pytest.MonkeyPatch, compiler: str | None, is_offered: bool
+    ("slot", "wrong", "seen"),
+    [
+        ("x", {"rows": 62}, "off"), ("x", {"rows": 78}, "no tensor"), ("w", {"rows": 32}, "off"),
+        ("w", {"rows": 48}, "no tensor"),
+        ("x", {"columns": 384}, "off"), ("w", {"stride": 400}, "off"), ("x", {"box_rows": 32}, "ever|off"),
+        ("w", {"box_rows": 64}, "shared memory|read|ever|off|over a barrier"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_map_of_another_matrix_is_seen(
+    monkeypatch: pytest.MonkeyPatch, slot: str, wrong: dict[str, int], seen: str
 ) -> None:
-    monkeypatch.setattr(nvrtc, "version", lambda: compiler)
-    assert bool(kernel.scored(problem(64, 4096, 7168), 132)) == is_offered
+    """So what launches make of the operands is checked, too: the kernel is given all of both matrices by it alone."""
+    one = config(*TURNS, kind="ROW", promoted=False)
+
+    def other(operand: Any, box_rows: int, pointer: Any) -> Any:
+        found = byte_matrix(operand, box_rows, pointer)
+        return found._replace(**wrong) if (operand.shape[0] == one.m) == (slot == "x") else found
+
+    monkeypatch.setattr(launch_values, "byte_matrix", other)
+    with pytest.raises(ptx_code.Wrong, match=seen):
+        y, exact = run(one)
+        if not torch.equal(y, exact):
+            raise ptx_code.Wrong("far off")
+
+
+def test_its_launch_brings_maps_of_the_parts_that_a_thread_block_reads() -> None:
+    one = config(*SHARED[:9], 3, kind="ROW", promoted=True)
+    assert one.launch.arguments[:2] == (f"x.map{one.tokens // 2}", f"w.map{one.rows // 2}")
+    assert not one.launch.workspace_bytes
+    assert one.launch.named == {"x", "w", "bias", "scale_x", "scale_w", "y"}
 
 
 def test_it_is_offered_for_scaled_products_of_many_tokens_of_its_architecture_alone() -> None:

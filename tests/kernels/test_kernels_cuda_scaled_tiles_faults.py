@@ -12,7 +12,6 @@ from scaled_tiles_cases import (
     ACROSS,
     GROUPS,
     HALVES,
-    ONE_STEP,
     PARTS,
     QUARTERS,
     SHARED,
@@ -57,59 +56,14 @@ COPIES = {
     "go to the first part of X": (SHARED_X, "to + me.x_part * PART * 128", "to", "far off"),
     "are of the first part of W": (SHARED_W, "row + me.w_part * PART", "row", "far off"),
     "are of the first part of X": (SHARED_X, "token + me.x_part * PART", "token", "far off"),
-    "are of the step before": (TURNS, "maps, i * 128, token", "maps, i * 128 - 128, token", "far off"),
-    "of W by the map of X": (TURNS, "maps + MAP_BYTES, i * 128", "maps, i * 128", "not known to be there"),
-}
-MAPS = {
-    "swizzled otherwise": (TURNS, '"n"(3)', '"n"(2)', "swizzle_mode"),
-    "without a rank": (TURNS, 'REPLACE("rank", "b32", "n"(1), "%1");', "", "rank"),
-    "that drop the tail of K": (
+    "are of the step before": (TURNS, "&x, i * 128, token", "&x, i * 128 - 128, token", "far off"),
+    "of W by the map of X": (
         TURNS,
-        'REPLACE("global_dim", "b32", "r"(K)',
-        'REPLACE("global_dim", "b32", "r"(K / 128 * 128)',
-        "far off",
+        "copy_w(me, ws + slot * W_BYTES, &w",
+        "copy_w(me, ws + slot * W_BYTES, &x",
+        "off|ever",
     ),
-    "that read on past K": (
-        TURNS,
-        'REPLACE("global_dim", "b32", "r"(K)',
-        'REPLACE("global_dim", "b32", "r"(K + 16)',
-        "far off|no tensor",
-    ),
-    "of more rows": (TURNS, '"r"(rows), "1, %1"', '"r"(rows + 8), "1, %1"', "no tensor"),
-    "of fewer rows": (TURNS, '"r"(rows), "1, %1"', '"r"(rows - 8), "1, %1"', "far off"),
-    "of rows side by side": (TURNS, "(apart + 15) / 16 * 16", "K", "far off"),
-    "of all thread blocks in one place": (
-        SHARED_W,
-        "maps += blockIdx.x * 2 * MAP_BYTES;",
-        "",
-        "another thread block has one",
-    ),
-    "with strides of 16 bytes": (TURNS, "(apart + 15) / 16 * 16", "(apart + 15) / 16", "no multiple of 16"),
-    "of larger boxes": (
-        SHARED_W,
-        "TOKENS / SHARE_X, lane",
-        "2 * TOKENS / SHARE_X, lane",
-        "shared memory|read|ever|off",
-    ),
-    "that nobody has cleared": (
-        TURNS,
-        'asm volatile("st.shared.b32 [%0], 0;" ::"r"(map + lane * 4) : "memory");',
-        "",
-        "cleared",
-    ),
-    "without a fence": (
-        TURNS,
-        'asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(to) : "memory");',
-        "",
-        "known",
-    ),
-    "in one place": (TURNS, "make_map(my_maps + MAP_BYTES, ", "make_map(my_maps, ", "still read or write"),
-    "where barriers are": (
-        TURNS,
-        "loaded = my_epilogue + (HAS_EPILOGUE ? (u32)sizeof(Epilogue) : 0)",
-        "loaded = my_maps",
-        "over a barrier",
-    ),
+    "drop the tail of K": (TURNS, "STEPS = (K + 127) / 128", "STEPS = K / 128", "far off"),
 }
 RING = {
     "is not waited for": (TURNS, "wait_for(free + 8 * slot, phase);", "", "still read|more arrivals"),
@@ -271,19 +225,8 @@ EPILOGUE = {
         "over a barrier",
     ),
 }
-AHEAD = {
-    "is of rows past the last": (THREE_PARTS, "(u64)min(row + i, N - 1) * ldw", "(u64)(row + i) * ldw", "no tensor"),
-    "is of tokens past the last": (
-        THREE_PARTS,
-        "(u64)min(token + i - OF_W, m - 1)",
-        "(u64)(token + i - OF_W)",
-        "no tensor",
-    ),
-    "goes on past K": (ONE_STEP, "min((mine.first + step) * 128, K - 1)", "(mine.first + step) * 128", "no tensor"),
-}
 KINDS = {
-    "copies": COPIES, "maps": MAPS, "ring": RING, "cluster": CLUSTER, "results": RESULTS, "epilogue": EPILOGUE,
-    "what is asked for ahead": AHEAD,
+    "copies": COPIES, "ring": RING, "cluster": CLUSTER, "results": RESULTS, "epilogue": EPILOGUE,
 }  # fmt: skip
 FAULTS = {f"{of}: {name}": fault for of, faults in KINDS.items() for name, fault in faults.items()}
 

@@ -12,6 +12,7 @@ import torch
 
 from gemmtuned.configs.launch import OPS, SLOTS, Axis, Condition, KernelLaunch
 from gemmtuned.configs.launch_values import arguments_of, grid_of, holds, of_operands
+from gemmtuned.configs.tensor_maps import ByteMatrix
 from gemmtuned.hooks.native import Native
 from gemmtuned.hooks.native.build import library_path
 from gemmtuned.hooks.native.launches import conditions, kernel_launch
@@ -66,6 +67,8 @@ def a_case(rng: random.Random) -> tuple[int, KernelLaunch, dict[str, torch.Tenso
         found.append(Condition(of, op, value))
     passed = [f"{slot}.{word}" for slot in ("x", "w", "c") for word in ("ptr", "size0", "stride1", "stride0")]
     passed = [*rng.sample(passed, 5), "y.ptr", "scale_w.stride0", "bias.ptr?", "partials", "null", "counters"]
+    if rank == 2:
+        passed += rng.sample(["x.map64", "w.map8", "x.map256", "w.map128"], rng.randrange(3))
     rng.shuffle(passed)
     axes = [Axis(rng.choice(("x.size0", "w.size0", "y.size1", "w.size1")), rng.choice((1, 3, 16))) for _ in range(2)]
     record = KernelLaunch(
@@ -73,6 +76,11 @@ def a_case(rng: random.Random) -> tuple[int, KernelLaunch, dict[str, torch.Tenso
         conditions=tuple(found), partials_offset=64, workspace_bytes=128,
     )  # fmt: skip
     return rank, record, operands
+
+
+def flat(values: list[Any]) -> list[int]:
+    """What the native hook says of them: 0 of None, all five numbers of a map."""
+    return [one for value in values for one in (value if isinstance(value, ByteMatrix) else (value or 0,))]
 
 
 def test_python_and_the_native_hook_agree_on_a_thousand_records(evaluated: Any) -> None:
@@ -94,7 +102,7 @@ def test_python_and_the_native_hook_agree_on_a_thousand_records(evaluated: Any) 
         mine = []
         if takes:
             values = arguments_of(record, operands, partials=1064, counters=1000)
-            mine = [*grid_of(record.grid, operands), *(value or 0 for value in values)]
+            mine = [*grid_of(record.grid, operands), *flat(values)]
         assert native == mine, (
             number,
             record,

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gemmtuned.configs.tensor_maps import ByteMatrix
+
+MAP_BYTES, MAP_MARK = 128, 0x5A  # of a tensor map
 SHARED_BEGINS = 1024  # on sm_90 and later: what lies before is the system's
 RANK = 24  # bits of an address within one thread block's shared memory
 WARP = 32
@@ -116,6 +119,7 @@ class Memory:
     def __init__(self) -> None:
         self._parts: list[tuple[int, Any]] = []
         self._next = 1 << 20
+        self.maps: dict[int, ByteMatrix] = {}  # tensor maps, by address
 
     def add(self, tensor: torch.Tensor) -> int:
         storage = torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage())
@@ -123,6 +127,17 @@ class Memory:
         self._parts.append((begin, storage.numpy()))
         self._next += (storage.numel() // 4096 + 2) * 4096
         return begin + tensor.storage_offset() * tensor.element_size()
+
+    def add_map(self, of: ByteMatrix) -> int:
+        """A tensor map of a matrix, whose `address` is its tensor. Its 128 bytes hold a mark: they are opaque."""
+        if of.stride % 16 or of.stride < of.columns or not (of.rows and of.columns) or not 0 < of.box_rows <= 256:
+            raise Wrong(f"the driver makes no map of {of}")
+        matrix = of._replace(address=self.add(of.address))
+        if matrix.address % 16:
+            raise Wrong("a map of a matrix that is not aligned to 16 bytes")
+        found = self.add(torch.full((MAP_BYTES,), MAP_MARK, dtype=torch.uint8))
+        self.maps[found] = matrix
+        return found
 
     def at(self, addresses: Array, size: int) -> tuple[Any, Array]:
         """(bytes of one part, places in it) for these addresses, none of which may lie outside of it."""

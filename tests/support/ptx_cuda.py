@@ -25,6 +25,7 @@ from fake_cuda_build import KEPT
 from ptx import ThreadBlock, run_together
 from ptx_code import _UNSIGNED, RANK, WARP, Array, Code, Memory, Wrong, _cut
 
+from gemmtuned.configs.tensor_maps import ByteMatrix
 from gemmtuned.kernels.cuda import nvrtc
 
 _KEPT: Final = KEPT / "ptx"
@@ -48,7 +49,7 @@ class Launch:
 def run(
     text: str,
     how: Launch,
-    arguments: list[torch.Tensor | int],
+    arguments: list[torch.Tensor | ByteMatrix | int],
     *,
     turns: int = 0,
     last_first: bool = False,
@@ -61,7 +62,7 @@ def run(
     code = _code(text)
     _check_launch(code, how)
     memory = Memory()
-    values = [memory.add(one) if isinstance(one, torch.Tensor) else one for one in arguments]
+    values = [_added(memory, one) for one in arguments]
     for y, first in itertools.product(range(how.grid[1]), range(0, how.grid[0], how.cluster)):
         cluster: list[ThreadBlock] = []
         for rank in range(how.cluster):
@@ -72,6 +73,12 @@ def run(
             block.place(**{"%nctaid.x": how.grid[0], "%nctaid.y": how.grid[1], "%nctaid.z": 1})
             cluster.append(block)
         run_together(cluster[::-1] if last_first else cluster)
+
+
+def _added(memory: Memory, argument: torch.Tensor | ByteMatrix | int) -> int:
+    if isinstance(argument, torch.Tensor):
+        return memory.add(argument)
+    return memory.add_map(argument) if isinstance(argument, ByteMatrix) else argument
 
 
 @lru_cache(8)  # a source may run on other operands, too

@@ -359,11 +359,11 @@ MUTATIONS: Final = (
         ("kernels/test_kernels_cuda_scaled_tiles.py",),
     ),
     M(
-        "maps of tiles lie where other kernels count",
-        "kernels/cuda/scaled_tiles.py",
-        "partials_offset=COUNTERS_BYTES,",
-        "partials_offset=0,",
-        ("kernels/test_kernels_cuda_scaled_tiles.py::test_its_maps_lie_behind_what_others_expect_to_be_zero",),
+        "a tensor map has the stride of the other dimension",
+        "hooks/native/tensor_map.h",
+        "t.strides()[row_dim]",
+        "t.strides()[1 - row_dim]",
+        ("kernels/test_launch_values.py",),
     ),
     M(
         "zero points are added to sums and not taken off",

@@ -6,7 +6,7 @@
 // groups end before Y, and the number of groups and the distance between them; 0x3003 takes X in bf16, W in bytes of two
 // codes (value = code - 8), the scales of the rows of W in fp32, and Y in bf16; 0x3004 takes e4m3 in groups, as our own
 // kernel does: X, W, the scales of the rows of X and of each W, ends, Y in bf16, rows, ldx, between groups of W, ldw, between
-// groups of scales; 0x3006 takes X and W in bytes of two e2m1, a byte per row of each that stands for a power of two, Y in bf16.
+// groups of scales; 0x3007 takes tensor maps of X and W, and Y; 0x3006 takes X and W in bytes of two e2m1, a byte per row of each that stands for a power of two, Y in bf16.
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -162,7 +162,28 @@ int multiply_pairs(void** a) {
   return 0;
 }
 
+struct Map {  // what is kept in the 128 bytes of a tensor map
+  const char* address;
+  unsigned long long columns, rows, stride;
+  unsigned box[2];
+};
+
+int multiply_mapped(void** a) {
+  const auto map = [&](int i) { return *static_cast<const Map*>(a[i]); };
+  const auto value = [](const Map& of, int row, int k) {
+    return *reinterpret_cast<const float*>(of.address + row * of.stride + k * sizeof(float));
+  };
+  for (int m = 0; m < static_cast<int>(map(0).rows); ++m)
+    for (int n = 0; n < static_cast<int>(map(1).rows); ++n) {
+      float sum = 0;
+      for (int k = 0; k < static_cast<int>(map(0).columns / 4); ++k) sum += value(map(0), m, k) * value(map(1), n, k);
+      (*static_cast<float**>(a[2]))[m * g_n + n] = sum * g_times;
+    }
+  return 0;
+}
+
 int multiply(void* function, void** a) {
+  if (function == reinterpret_cast<void*>(0x3007)) return multiply_mapped(a);
   if (function == reinterpret_cast<void*>(0x3006)) return multiply_pairs(a);
   if (function == reinterpret_cast<void*>(0x3005)) return multiply_integers(a);
   if (function == reinterpret_cast<void*>(0x3004)) return multiply_scaled_groups(a);
@@ -227,6 +248,22 @@ int cuLaunchKernel(void* f, unsigned x, unsigned y, unsigned z, unsigned tx, uns
   if (capture != g_capturing.end() && capture->second.state == 2) return 901;  // STREAM_CAPTURE_INVALIDATED
   return multiply(f, a);
 }
+#ifndef FAKE_OLD
+// Of two dimensions, bytes, swizzled by 128 bytes: what the hook makes, and what the driver says of it.
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, const char* address, const unsigned long long* sizes,
+                           const unsigned long long* strides, const unsigned* box, const unsigned* steps,
+                           int interleave, int swizzle, int, int fill) {
+  if (const int code = said(__func__)) return code;
+  const auto at = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
+  const bool plain =
+      type == 0 && rank == 2 && interleave == 0 && swizzle == 3 && fill == 0 && steps[0] == 1 && steps[1] == 1;
+  const bool fits = sizes[0] && sizes[1] && strides[0] >= sizes[0] && box[0] == 128 && box[1] > 0 && box[1] <= 256;
+  if (!plain || !fits || at(map) % 64 || at(address) % 16 || strides[0] % 16) return 1;  // INVALID_VALUE
+  const Map made = {address, sizes[0], sizes[1], strides[0], {box[0], box[1]}};
+  std::memcpy(map, &made, sizeof made);
+  return 0;
+}
+#endif
 #ifndef FAKE_LESS  // an interposer that lacks one
 int cuLaunchKernelEx(const LaunchConfig* config, void* f, void** a, void**) {
   const int code = said(__func__);
