@@ -50,7 +50,7 @@ SHORT_NAMES: Final = {torch_name(short): short for short in DTYPES}
 def _size(text: str) -> int:
     """M, N, K and the like."""
     if text.isascii() and text.isdigit():
-        value = int(text[:20])  # of a longer one it is enough to know that it is too large
+        value = int(text[:20])  # a longer number is too large anyway
     elif _INTEGER.fullmatch(text) and (text[0] == "-" or "." in text):  # pandas writes whole numbers so after a gap
         value = int(text.partition(".")[0])
     else:

@@ -21,7 +21,7 @@ from gemmtuned.configs.aiter_remarks import is_index, is_remark
 from gemmtuned.configs.errors import HeaderError, TableError
 
 DEVICE: Final = ("gfx", "cu_num")
-EVERY: Final = "*"  # of columns to ignore: a table whose rows are kept as they are, and read as no problem
+EVERY: Final = "*"  # columns to ignore: all of a table whose rows are kept as they are, and read as no problem
 OURS: Final = "gemmtuned"  # a column of ours in tables we export: the whole solution, as JSON
 _CK: Final = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 

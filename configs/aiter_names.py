@@ -64,7 +64,7 @@ def _agrees(family: str) -> frozenset[str]:
     if plain.startswith("a8w8"):
         found |= _FP8
     if plain in ("a8w8", "a8w8_bpreshuffle"):
-        found |= _INT8  # of which a file without q_dtype_w that says so is
+        found |= _INT8  # a file without q_dtype_w is one of these
     if "blockscale" in plain:
         found |= _SCALED_BY_BLOCKS
         found -= {"ptpc"}

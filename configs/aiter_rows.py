@@ -40,7 +40,7 @@ _NOTHING_MORE: Final = {
 _NAMES: Final = ("kernelName", "kernelName1", "kernelName2", "kernel_name")
 _NUMBERS: Final = ("kernelId", "solidx", "algo_index", "splitK", "block_m", "ksplit")
 _LIBRARY: Final = ("libtype", "lib")
-_KINDS: Final = 4096  # of problems and kernels of a table; with more, most rows have one of their own
+_KINDS: Final = 4096  # kinds of problems and kernels kept per table; with more, most rows have one of their own
 # families that `gemmtuned tune` takes
 TUNABLE: Final = ("bf16", "batched_bf16", "guide", "fmoe", *QUANTISED)
 _NO_NUMBER: Final = "0"  # kernel number of rows we write: our kernels have names
@@ -161,7 +161,7 @@ def _moe(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     for column, nothing in _NOTHING_MORE.items():
         if row[column] and row[column].lower() not in nothing:
             raise ProblemError(f"a mixture whose {column} is {row[column][:40]}")
-    for column in ("q_dtype_a", "q_dtype_w", "q_type"):  # of the second product, where it differs
+    for column in ("q_dtype_a", "q_dtype_w", "q_type"):  # the second product's columns, where it differs
         if row[f"{column}2"] and row[f"{column}2"] != row[column]:
             raise ProblemError(f"a mixture whose {column}2 is not its {column}")
     act = values["act_type"].rpartition(".")[2].lower()

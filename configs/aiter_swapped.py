@@ -23,7 +23,7 @@ LOOKED_AT: Final = 64  # rows of a table
 _SIZES: Final = ("B", "M", "N", "K")
 _FAR: Final = 0.15  # relative: what contradicts; the tables of AITER whose figures are right are within 0.1
 _NEAR: Final = 0.05  # what agrees
-_MOST: Final = 0.8  # of the rows, which another column must fit
+_MOST: Final = 0.8  # share of the rows that another column must fit
 
 
 @dataclass(frozen=True, slots=True)

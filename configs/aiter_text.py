@@ -41,7 +41,7 @@ def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
     """
     last, begun = 0, False
     for number, line in enumerate(lines, 1):
-        if line[:1] == "\ufeff":  # of a file that was put behind another
+        if line[:1] == "\ufeff":  # the mark at the beginning of a file that was appended to another
             line = line.lstrip("\ufeff")
         if len(line) > MAX_LINE:
             raise TableError(f"{name} line {number}: more than {MAX_LINE} characters: not a table")

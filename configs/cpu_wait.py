@@ -85,6 +85,6 @@ def _throttled_s(stat: str) -> float:
             name, _, value = line.partition(b" ")
             if name == b"throttled_usec":
                 return int(value) / 1e6
-            if name == b"throttled_time":  # of version 1, in ns
+            if name == b"throttled_time":  # cgroup version 1 says it in ns
                 return int(value) / 1e9
     return 0.0

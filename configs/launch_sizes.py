@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-MAX_ARGUMENTS: Final = 24  # of a kernel
+MAX_ARGUMENTS: Final = 24  # per kernel
 MAX_MAPS: Final = 2  # among them (tensor_map.h)
 MAX_OPERATOR_ARGUMENTS: Final = 16
-MAX_INTEGERS: Final = 8  # of a list that an operator is given
+MAX_INTEGERS: Final = 8  # per list that an operator is given
 MAX_TEXT: Final = 31  # characters of an operator's constant

@@ -27,7 +27,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
         return words[asked]
     from difflib import get_close_matches  # programs that run import this module and ask nothing
 
-    alike = 0.5 if len(asked) < 4 else 0.6  # of two letters one may be wrong
+    alike = 0.5 if len(asked) < 4 else 0.6  # one of two letters may be wrong
     return next((words[near] for near in get_close_matches(asked, words, n=1, cutoff=alike)), "")
 
 

@@ -59,7 +59,7 @@ FAMILIES: Final = ("dense", "batched", "dense_add", "batched_add", "scaled", "gr
 LAYOUTS: Final = ("nn", "nt", "ns", "tn", "tt", "ts", "sn", "st", "ss")
 WEIGHT_STATES: Final = ("plain", "packed", "shuffled")
 MATH_MODES: Final = ("ieee", "tf32", "bf16", "reduced")
-ZERO_POINTS: Final = ("tensor+zero", "row+zero")  # of X alone
+ZERO_POINTS: Final = ("tensor+zero", "row+zero")  # X alone has them
 _OF_X: Final = ". Zero points are those of X: no product with zero points of W has a key of its own"
 SCALES: Final = ("none", "tensor", "row", "1x32", "1x128", "128x128", "1x16", "1x16+tensor", "1x64", *ZERO_POINTS)
 SCALE_LAYOUTS: Final = ("row", "col", "row_padded", "col_padded", "swizzled", "other")
@@ -71,7 +71,7 @@ MAX_DIM: Final = 2**31 - 1
 MAX_THREADS: Final = 32767
 CHAIN_M: Final = 256  # the m of every batch-invariant problem, whose solution is proven at each M up to it
 _WORD: Final = Pattern(r"[a-z0-9_]{1,40}")
-OTHERS_FAMILY: Final = Pattern(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # of another package: package.family
+OTHERS_FAMILY: Final = Pattern(r"[a-z][a-z0-9_]{0,39}\.[a-z0-9_]{1,40}")  # a family of another package: package.family
 
 
 @value_class(kw_only=True)
@@ -355,7 +355,7 @@ _OTHERS: Final = tuple(name for name in COLUMNS if name not in ("m", "n", "k"))
 _words_of: Final = attrgetter(*_WORDS)
 _sizes_of: Final = attrgetter(*_SIZES)
 _all_but_sizes: Final = attrgetter(*_OTHERS)
-_PUT: Final = [getattr(Problem, name).__set__ for name in ("m", "n", "k", *_OTHERS)]  # of a frozen one's slots
+_PUT: Final = [getattr(Problem, name).__set__ for name in ("m", "n", "k", *_OTHERS)]  # setters of its slots
 _KINDS: Final = 1024  # problems of a program differ mostly in sizes, so everything else is validated once
 
 

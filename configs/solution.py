@@ -215,7 +215,7 @@ def slug(text: str, limit: int = 60) -> str:
 
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
-_CPUINFO_BYTES: Final = 16 << 20  # of thousands of CPUs
+_CPUINFO_BYTES: Final = 16 << 20  # enough for thousands of CPUs
 
 
 def cpu_device() -> Device:

@@ -61,7 +61,7 @@ class TileFile:
 
 def read_file(path: Path) -> TileFile:
     """Read a tile file; what its name does not tell (nested defaults) its folders do. Raises TableError."""
-    pairs: list[tuple[str, Any]] = []  # of the object read last, which is the whole: JSON keeps one of equal keys
+    pairs: list[tuple[str, Any]] = []  # the object read last, which is the whole: JSON keeps one of equal keys
 
     def noted(found: list[tuple[str, Any]]) -> dict[str, Any]:
         pairs[:] = found

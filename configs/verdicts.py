@@ -21,7 +21,7 @@ from gemmtuned.configs.solution import Solution
 from gemmtuned.configs.temporary import temporary_path
 
 MAX_QUESTIONS: Final = 4096
-MOST_BYTES: Final = 1 << 20  # of a question
+MOST_BYTES: Final = 1 << 20  # per question
 _SAME_MOMENT_NS: Final = 2_000_000_000  # another answer may come within what a file system tells apart
 
 

@@ -17,7 +17,7 @@ from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.temporary import temporary_path
 
 FILE: Final = "daemon.json"
-MOST_BYTES: Final = 4 << 20  # of it that are read
+MOST_BYTES: Final = 4 << 20  # that are read
 MOST_NUMBER: Final = 1e15
 STALE_NOTICE_S: Final = 30.0  # a daemon speaks every few seconds
 
@@ -105,7 +105,7 @@ def _typed(kind: type[Notice] | type[SeatNotice], found: Any) -> dict[str, Any]:
     allowed: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
     known = dict(found)
     for one in fields(kind):
-        if one.name not in known:  # of a version that did not say it yet
+        if one.name not in known:  # an earlier version did not say it
             known[one.name] = one.default_factory() if one.default_factory is not MISSING else one.default
         wanted = str(one.type).removesuffix(" | None")
         types = allowed.get(wanted, (list,)) + ((type(None),) if str(one.type).endswith("None") else ())

@@ -116,7 +116,7 @@ class Abilities(Part):
                 self._known.clear()
             try:
                 known = not why_not(Problem.from_rest(rest, 1))
-            except ProblemError:  # of a newer version
+            except ProblemError:  # a newer version has written it
                 known = True
             self._known[rest] = known
         return known

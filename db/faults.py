@@ -33,7 +33,7 @@ _LOCK_CODES: Final = tuple(10 | number << 8 for number in (15, 8, 9, 14, 20))
 _MUCH_BYTES: Final = 64 << 20
 _SHARED_BYTES: Final = 64 << 10  # a file with -shm behind its name: 32 KiB, and a block or two
 OUR_NAMES: Final = ("tune.db", "ingest.db")
-_OUR_WORDS: Final = (b"environment_stamp", b"compiled_gemm", b"gemmtuned")  # of our tables, and of a step's record
+_OUR_WORDS: Final = (b"environment_stamp", b"compiled_gemm", b"gemmtuned")  # in our tables, and in a migration's record
 _TEXTS: Final = {
     "locking protocol": "nolock",
     "is locked": "busy",

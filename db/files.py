@@ -160,7 +160,7 @@ def is_network(kind: str) -> bool:
 
 def refuse_network(path: Path) -> None:
     """WAL needs memory shared by all who open the file, which no network file system has."""
-    mounts = Path("/proc/thread-self/mountinfo")  # of a program whose first thread has ended, too
+    mounts = Path("/proc/thread-self/mountinfo")  # also right where the program's first thread has ended
     if not mounts.exists():
         return
     real = str(path.parent.resolve())

@@ -31,7 +31,7 @@ __builtins__ = builtins
 
 Beat = Callable[[], None]
 log = logging.getLogger(__name__)
-MAX_WAL_BYTES: Final = 4 << 20  # of a longer log (WAL) any writer makes a checkpoint, about 15 ms; else the daemon does
+MAX_WAL_BYTES: Final = 4 << 20  # a longer log (WAL) makes any writer checkpoint, about 15 ms; else the daemon does
 LONG_LOG_BYTES: Final = 64 << 20  # programs add nothing to a longer log, which some reader keeps from being cut
 LAST_LOG_BYTES: Final = 256 << 20  # the same limit for a program's last counts; none where the disk has LAST_ROOM_BYTES
 _OTHERS_CLOSE_S: Final = 0.02
@@ -64,7 +64,7 @@ class Handle:
         self._log_told = False
         self.log = stale_log.Log()
         self._create, self._upgrade, self.beat = create, upgrade, beat
-        self._descriptors: Descriptors | None = None  # of conn, in a program that is not ours
+        self._descriptors: Descriptors | None = None  # those of conn, in a program that is not ours
         self._handles = 0  # how many SQLite handles are open: conn, and those that could not be closed
 
     def acquire(self) -> None:

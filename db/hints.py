@@ -13,8 +13,8 @@ from gemmtuned.db.leases import Work
 from gemmtuned.db.row_ids import Part, current_stamps, plain, us
 
 MAX_SEEDS: Final = 8  # tried beside our own candidates, which are 5 to 30
-MAX_NEIGHBOURS: Final = 3  # of them at most
-ROWS_AT_ONCE: Final = 5000  # of a file, so that memory stays small beside the file's own
+MAX_NEIGHBOURS: Final = 3
+ROWS_AT_ONCE: Final = 5000  # read together, so that memory stays small beside the file's own
 MAX_SOURCE: Final = 4096  # characters of a file's name
 _INSERT: Final = """
 INSERT INTO hint (problem_id, format, family, kind, backend, config, arch, units, us, source, line, text, imported_us)

@@ -47,7 +47,7 @@ AT_ONCE: Final = 2000  # rows of one transaction
 SETTLED_S: Final = 1.0  # a file that changed less than this before we looked may change again with the same time
 ROTATE_BYTES: Final = 16 << 20  # some 130,000 rows
 OTHERS_AT_ONCE: Final = 1000  # sessions, and reports
-MOST_OTHERS: Final = 30_000  # of each in a pass: more than a day may bring that is new
+MOST_OTHERS: Final = 30_000  # sessions, and reports, per pass: more than a day may bring that is new
 
 _REPORT_KEY: Final = ("device", "mode", "covers", "backend", "config", "stamp")
 _LIVE: Final = """
@@ -59,7 +59,9 @@ SELECT 1 FROM quarantine WHERE problem_id = ? AND {" AND ".join(f"{name} = ?" fo
     AND last_seen_us >= ?
 """  # noqa: S608
 # What their file says of operators stays when a solution comes that may serve them: its own word counts then
-_ANY_VERSION: Final = "999999"  # of an engine: theirs is not known here, and a newer one counts as that which was raced
+_ANY_VERSION: Final = (
+    "999999"  # for engines: theirs are not known here, and a newer one counts as the one that was raced
+)
 _LACKS_WANTED: Final = """
 SELECT d.problem_id, d.environment_id, s.backend, s.beside FROM demand d JOIN solution s ON s.id = d.solution_id
 JOIN problem p ON p.id = d.problem_id JOIN environment e ON e.id = d.environment_id
@@ -257,7 +259,7 @@ class Ingest(Part):
         )
         conn.execute(PUT_FILE, asdict(progress))
         if next_ is None:
-            conn.execute("DELETE FROM taken")  # of versions before migration 0013
+            conn.execute("DELETE FROM taken")  # versions before migration 0013 have filled it
 
     def _take_others(self, file: MembersFile, now_us: int, until_s: float) -> bool:
         """Take sessions of programs and reports of failed routes since the last pass began; whether that was all.

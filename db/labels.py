@@ -24,7 +24,7 @@ PIECE: Final = 400  # rows of a transaction: some 3 ms
 SCAN: Final = 20_000  # rows of a look without the lock: some 5 ms
 EARLIER: Final = "(earlier runs)"  # whose calls are those of labels that were dropped
 
-_REST: Final = "problem_id, environment_id, run_id, outcome, graph"  # of the key, after the hour
+_REST: Final = "problem_id, environment_id, run_id, outcome, graph"  # the columns of the key after the hour
 _BEFORE: Final = "SELECT max(hour) FROM {} WHERE hour < ?"
 _END: Final = (
     f"SELECT {_REST} FROM sighting WHERE hour = ? AND ({_REST}) > (?, ?, ?, ?, ?) ORDER BY {_REST} LIMIT 1 OFFSET ?"  # noqa: S608

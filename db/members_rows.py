@@ -17,7 +17,7 @@ from gemmtuned.db.row_ids import plain, problem_of
 T = TypeVar("T")
 LARGEST: Final = 1 << 20  # M, N, K
 LARGEST_BYTES: Final = 64e9
-MOST_CALLS: Final = 1 << 40  # of one row: an hour
+MOST_CALLS: Final = 1 << 40  # per row, which is an hour
 MOST_US: Final = 1e15
 HOUR_US: Final = 3_600_000_000
 SOON_US: Final = 1_000_000  # a beat later than this is none

@@ -36,7 +36,7 @@ from gemmtuned.db.files import folder_of_salvage, salvage_is_finished
 CUT_SHORT: Final = "cut short"
 OF_AN_OLDER_VERSION: Final = "of an older version, cut short"
 SET_ASIDE: Final = "set aside"
-MOST_BYTES: Final = 1 << 20  # of a report
+MOST_BYTES: Final = 1 << 20  # per report
 KEEP: Final = 3  # damaged files that are kept; older ones are removed when another one comes
 _COPY_BYTES: Final = 4 << 20  # between two beats
 Beat = Callable[[], None]

@@ -21,7 +21,7 @@ from gemmtuned.db.sightings import ADD_RECENT, HOURS
 KEEP_HOURS: Final = 24  # hours of days that ended less than this ago stay
 KEEP_DAYS: Final = 28  # days of blocks that ended less than this ago stay
 BLOCK_HOURS: Final = 28 * 24
-SLICE_S: Final = 0.03  # of the write lock: no piece of a slice begins later; programs wait 0.25 s for it
+SLICE_S: Final = 0.03  # to hold the write lock: no piece of a slice begins later; programs wait 0.25 s for it
 PIECE: Final = 400  # rows: some 3 ms
 FORGET_SESSIONS_S: Final = 14 * 86_400.0
 SESSIONS: Final = 2000  # that are forgotten in one transaction: some 10 ms

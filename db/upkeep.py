@@ -239,7 +239,7 @@ def _decode(conn: sqlite3.Connection, stop: Stop) -> None:
         columns = [f'"{row[1]}"' for row in conn.execute(f'PRAGMA table_info("{table}")') if row[2] == "TEXT"]
         if not columns:
             continue
-        distinct = "DISTINCT" if len(columns) == 1 else ""  # of millions of sightings, a handful of words
+        distinct = "DISTINCT" if len(columns) == 1 else ""  # millions of sightings have a handful of words
         cursor = conn.execute(f'SELECT {distinct} {", ".join(columns)} FROM "{table}"')  # noqa: S608
         while cursor.fetchmany(1000):
             if stop.told:

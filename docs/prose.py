@@ -64,6 +64,7 @@ SOURCES: Final = (
 CODE: Final = ("configs", "db", "kernels", "hooks", "daemon", "gemmtuned")
 # A docstring says what its function gives or does: one that begins so has no such word
 _FRAGMENT: Final = re.compile(r"(Of|Those|Its|By) ")
+_OF: Final = re.compile(r"#\s*of\b")  # as a unit of the number before it
 
 
 def found_in(text: str, patterns: dict[re.Pattern[str], str] = _PATTERNS) -> Iterator[tuple[int, str, str]]:
@@ -109,8 +110,12 @@ def remarks(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def fragments(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, first words) of the docstrings of functions and classes that begin as _FRAGMENT."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """(line, first words) of docstrings that begin as _FRAGMENT, and of comments behind code that begin as _OF."""
+    text = path.read_text()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and token.line[: token.start[1]].strip() and _OF.match(token.string):
+            yield token.start[0], token.string[:30]
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             said = ast.get_docstring(node) or ""
             if _FRAGMENT.match(said):

@@ -142,7 +142,7 @@ def give(home: Path) -> None:
     for problem in known_problems(queries.seen(store.path)):
         best = problem.n == LAST
         backend = "torch" if best else "onednn"
-        us = 10.0 + problem.n * problem.k / 40_000  # of torch's kernel
+        us = 10.0 + problem.n * problem.k / 40_000  # torch's kernel
         solution = Solution(
             problem=problem, device=here.device.key, mode="eager", covers="exact", backend=backend, config="{}",
             stamp=here.stamps[backend], us=us if best else us / 2, baseline_us=us, gain_low=1.0 if best else 1.9,

@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 PAGES: Final = {ROOT / "README.md": "index.md", **{path: str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}}
 LINK: Final = re.compile(r"(\]\()([^)\s#]*)(#[^)\s]*)?(\))")
-_FILES: Final = "files"  # of the site: what lies outside docs/
+_FILES: Final = "files"  # the site's folder for what lies outside docs/
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:

@@ -72,7 +72,7 @@ class _Waiting:
             if not ours.is_ready(module):
                 return False
             ours.apply(module)
-        except Exception as err:  # of a version that nobody has seen: the program goes on without
+        except Exception as err:  # a version that nobody has seen: the program goes on without
             tell(log, logging.WARNING, "GEMMTUNED_PATCH: %s is left alone: %s", self._name, err)
         return True
 

@@ -42,7 +42,7 @@ _GONE_S: Final = 0.5  # for Linux to forget a thread that has ended
 AFTER_ERROR_S: Final = 1.0  # the least time between a part's failed turn and its next one
 _WARNS_OF_THREADS: Final = sys.version_info >= (3, 12)  # at a fork
 _POLLIN: Final = 1
-_SIGSET_BYTES: Final = 128  # of glibc and musl
+_SIGSET_BYTES: Final = 128  # in glibc and musl
 _libc = ctypes.CDLL(None, use_errno=True)
 _Body = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 _libc.pthread_self.restype = c_ulong
@@ -134,7 +134,7 @@ class Background:
         self._beginning = False  # `start` has made a thread, and none has begun yet
         self._coming = False  # C begins it, or has, and it has not said so
         self._told = Once()
-        self._not_before_s: dict[Part, float] = {}  # of parts that have failed
+        self._not_before_s: dict[Part, float] = {}  # for parts that have failed
 
     def start(self) -> None:
         """Start the thread, or have one that is ending go on. Raises OSError when the system gives us none."""

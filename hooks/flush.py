@@ -47,7 +47,7 @@ BUSY_S: Final = 0.25  # how long a flush waits for the store's lock; the next fl
 BUSY_TOLD_S: Final = 10.0  # a store that is locked for longer is reported
 BEAT_S: Final = 5.0
 MIN_FLUSH_S: Final = 0.02
-CHILD: Final = 0.4  # of an interval to the first flush of a forked child: many end early, and without a word to us
+CHILD: Final = 0.4  # intervals until the first flush of a forked child: many end early, and without a word to us
 EXIT_S: Final = 0.5  # the last flush reads counters for so long at most, and mostly takes no longer
 EXIT_BUSY_S: Final = 2.0  # its limit where other programs hold the store, or there is much to write
 _LATE: Final = f"the end of a program waits {EXIT_BUSY_S:g} s at most"
@@ -97,7 +97,7 @@ class Flusher:
         self._lock = FrameLock()  # one flush at a time: of our thread, or of a program's where ours does not run
         self._due_s = clock.monotonic() + _pause_s(settings) * (CHILD if is_child else 1.0)
         self._has_session = self.in_store = False  # our row is there; a flush is inside SQLite, not before an import
-        self._next_beat_s = self._busy_since_s = 0.0  # of clock.monotonic()
+        self._next_beat_s = self._busy_since_s = 0.0  # times of clock.monotonic()
         self.calls = self.dropped = 0
         self._write_until_s = math.inf  # when the last flush must stop writing, of clock.monotonic()
         self._is_stuck = False  # a `pause` gave up on the flush that still runs

@@ -83,7 +83,7 @@ def was_paused(caller: FrameType | None) -> Paused | None:
     for at in range(len(mine) - 1, -1, -1):
         if mine[at].is_by(caller):
             found = mine[at]
-            end_all(mine[at:])  # of those within it nobody has told the end
+            end_all(mine[at:])  # the end of those within it was not reported
             return found
     return None
 

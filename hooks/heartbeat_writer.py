@@ -57,7 +57,7 @@ class Beats:
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != uid or facts.st_mode & 0o022:
                 return False
             _sweep(folder, namespace)
-            page.unlink(missing_ok=True)  # of a process that had our number before
+            page.unlink(missing_ok=True)  # the page of a process that had our number before
             if native.show_beats(page):
                 self._page = page
         except OSError:

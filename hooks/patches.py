@@ -56,7 +56,7 @@ class Patches:
         self._setting = FrameLock()  # around putting something into torch, and taking it back
         self._removed = False
         self._told_others = Once()
-        self._look_anew_s = 0.0  # of clock.monotonic()
+        self._look_anew_s = 0.0  # a time of clock.monotonic()
         self.foreign = ForeignOperators()
 
     def install(self) -> None:

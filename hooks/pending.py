@@ -35,7 +35,7 @@ class Pending:
         self._counts: Counts = {}
         self._written: set[int] = set()  # hashes of what the store has: the collector counts none of them
         self._has_new = False  # some of what is pending is not among them
-        self._due_s = 0.0  # of clock.monotonic()
+        self._due_s = 0.0  # a time of clock.monotonic()
 
     def __len__(self) -> int:
         return len(self._counts)

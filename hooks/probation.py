@@ -42,10 +42,10 @@ from gemmtuned.configs.unpatched import os
 
 TRIAL_S: Final = 60.0
 DEATHS: Final = 2
-_LOOK_SHARE: Final = 0.01  # of the time, for looks at others' marks: each reads all, and each of many workers looks
+_LOOK_SHARE: Final = 0.01  # share of time for looks at marks: each reads all, and each of many workers looks
 STEPS_S: Final = (600.0, 3600.0, 86400.0)  # how long a run goes without, by how many more deaths there were
 _MARK: Final = Pattern(r"(\d{1,18})-(\d+)-(\d+)-(\d{1,19})")
-MOST_BYTES: Final = 1 << 20  # of a page
+MOST_BYTES: Final = 1 << 20  # per page
 _FACTS_AT: Final = 16  # before it: _State
 _LONGEST: Final = 256  # bytes of a run's label that count
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  a folder of our own in it, which nobody else may write
@@ -86,7 +86,7 @@ class Probation:
         self.pages = pages
         self.generation: int | None = None  # that is on probation here
         self._taken_up_s = 0.0  # Unix time
-        self._routes_since_s: float | None = None  # of a clock that only grows; None while nothing was routed
+        self._routes_since_s: float | None = None  # by a clock that only grows; None while nothing was routed
         self._look_s = 0.0  # when the marks of others may be looked at again, of that clock
         self._lock = FrameLock()  # around every change of them
 
@@ -169,7 +169,7 @@ class Probation:
 
     def leave(self) -> None:
         """This process ends, and not by a signal. A fault of the GPU leaves the mark to be counted."""
-        error = getattr(sys, "last_value", None)  # of what ends it; set once the traceback is out, before exit handlers
+        error = getattr(sys, "last_value", None)  # what ends it; set once the traceback is out, before exit handlers
         with self._lock:
             state = self._state()
             self._end(keep=state is not None and bool(state.launched and state.fault))
@@ -306,7 +306,7 @@ def _is_gone(path: Path, facts: dict[str, Any], here: str | None) -> bool:
 
     here: our own namespace.
     """
-    if here is None or facts.get("namespace") != here:  # of another container or machine: only time tells
+    if here is None or facts.get("namespace") != here:  # another container's or machine's: only time tells
         return clock.now_s() - _began_s(path) > 2 * TRIAL_S
     try:
         over, start = life_of(_pid(path))

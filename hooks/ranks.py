@@ -106,7 +106,7 @@ class Together:
         self._steps = 0
         self._known = 0  # the generation that all ranks have
         self._looked: tuple[int, int] | None = None  # the manifest that was taken up last
-        self._not_before_s = 0.0  # of clock.monotonic()
+        self._not_before_s = 0.0  # a time of clock.monotonic()
 
     def step(self) -> None:
         """One step has begun. Collective once in `every` steps."""

@@ -104,7 +104,7 @@ def algorithms(problem: Problem) -> tuple[Algorithm, ...]:
     """
     found: dict[bytes, Algorithm] = {}
     schemes = [_COMPUTE_TYPE]
-    reduces = problem.math_mode == "reduced" and problem.scale == "none"  # of scaled ones: fast sums
+    reduces = problem.math_mode == "reduced" and problem.scale == "none"  # for scaled products it means fast sums
     exact = is_int_product(problem)
     if reduces or exact:
         schemes.append(_OUTPUT_TYPE)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PAIRS: Final = ("mxfp4", "int4")  # quantisations with two numbers per byte
-_POWERS: Final = "e8m0"  # of a table: scales, a byte b stands for 2^(b - 127)
+_POWERS: Final = "e8m0"  # the table of scales, in which a byte b stands for 2^(b - 127)
 BLOCK: Final = 128
 _kept: Final[dict[tuple[str, torch.dtype, torch.device], Tensor]] = {}  # a few KB for each device
 _PLAIN: Final = (Tensor, torch.nn.Parameter)

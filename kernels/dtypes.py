@@ -25,7 +25,7 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
 }
 SHORT: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
-FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)  # of the results of our ops
+FLOATS: Final = (torch.bfloat16, torch.float16, torch.float32)  # types of our ops' results
 FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 E8M0: Final = torch.float8_e8m0fnu  # powers of two, of blocks
 PACKED_FP4: Final = getattr(torch, "float4_e2m1fn_x2", torch.uint8)  # two numbers a byte; younger than our oldest torch

@@ -74,7 +74,7 @@ def _parallel(weights: list[Weight], config: Any, notes: list[str]) -> list[Weig
     """The weights with how tensor parallelism cuts them. notes: gets a line on those that nothing speaks of."""
     text = config.get_text_config()
     told = text.base_model_tp_plan or {}
-    transposed = "packed_rowwise" in told.values()  # of experts that lie the other way round
+    transposed = "packed_rowwise" in told.values()  # experts that lie the other way round
     heads = getattr(text, "num_attention_heads", None) or 1
     units = {"heads": heads, "kv_heads": getattr(text, "num_key_value_heads", None) or heads}
     found, silent = [], []

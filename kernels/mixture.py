@@ -22,7 +22,7 @@ from gemmtuned.kernels.dequantise import PAIRS, dequantised
 from gemmtuned.kernels.dtypes import bits
 
 MOST_DEQUANTISED: Final = 1 << 32  # bytes of one dequantised weight of all experts, which a CUDA graph would keep
-LIMIT, ALPHA = 7.0, 1.702  # of gpt-oss's swiglu
+LIMIT, ALPHA = 7.0, 1.702  # gpt-oss's swiglu has these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ def without_others(o: Operands, mask: Tensor | None, tokens: Tensor | None) -> O
 def as_they_are(parts: Tensor) -> AbstractContextManager[object]:
     """No autocast while tensors are joined: a CPU's autocast refuses 16-bit floats of another type than its own."""
     kind = parts.device.type
-    if kind == "meta":  # of which torch knows no autocast
+    if kind == "meta":  # torch knows no autocast for it
         return nullcontext()
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -233,7 +233,7 @@ def _expert(o: Operands, how: How, e: int, rows: Tensor, weights: Tensor) -> Ten
     sums = rows @ dequantised(o.w1[e], scale1, how.quant, rows.dtype).t()
     h = hidden(how, sums, weights, None if o.bias1 is None else o.bias1[e]).to(rows.dtype)
     y = h @ dequantised(o.w2[e], scale2, how.quant, rows.dtype).t()
-    return (y if o.bias2 is None else y + o.bias2[e]).to(rows.dtype)  # of another type under autocast, too
+    return (y if o.bias2 is None else y + o.bias2[e]).to(rows.dtype)  # Y has another type under autocast
 
 
 def _with(parts: Tensor, rows: Tensor, found: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ Scored = list[tuple[float, dict[str, int]]]  # (estimated us, config) of candida
 
 OUR_TYPES: Final = ("bf16", "fp16")
 POINTER_ALIGN: Final = 16  # bytes; the widest load that a thread has
-COUNTERS_BYTES: Final = 1 << 16  # of each workspace, in front: counters, which are zero from launch to launch
+COUNTERS_BYTES: Final = 1 << 16  # at the front of each workspace: counters, which are zero from launch to launch
 LARGEST: Final = 1 << 20
 # What parameters of our kernels are of the operands: words of configs/launch.py. In the order that Triton's have
 PARAMETERS: Final = {

@@ -18,8 +18,8 @@ from gemmtuned.kernels.compiling import is_exporting
 from gemmtuned.kernels.dequantise import dequantised
 from gemmtuned.kernels.integers import plain_rows
 
-BLOCK: Final = 128  # of a block's scale, along N and K
-_MULTIPLE: Final = 4  # of rows of X, and of blocks of K
+BLOCK: Final = 128  # values per block that share a scale, along N and K
+_MULTIPLE: Final = 4  # rows of X, and blocks of K, come in multiples of it
 _ALIGNED: Final = 4  # scales: 16 bytes
 _HAS_RECIPES: Final = hasattr(F, "scaled_mm")  # since 2.10
 _ROW_SCALES_ON_CPUS: Final = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 13)  # 2.11 has none

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gemmtuned.configs.tunable import SHUFFLED_TILE
 
-TILE_ROWS, TILE_K = SHUFFLED_TILE  # of 8-bit weights, whose bytes are numbers
+TILE_ROWS, TILE_K = SHUFFLED_TILE  # for 8-bit weights, whose bytes are numbers
 RUN: Final = 16
 
 

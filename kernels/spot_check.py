@@ -26,9 +26,9 @@ from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.error import Spread, held_to, limits, measure_error
 from gemmtuned.kernels.families.operand import Sample
 
-MAX_ELEMENTS: Final = 1 << 27  # of X, W and Y together: 512 MiB in fp32 for a moment
+MAX_ELEMENTS: Final = 1 << 27  # X, W and Y together: 512 MiB in fp32 for a moment
 MAX_FLOPS: Final = 1e12
-_COLUMNS: Final = 64  # of Y compared, half of them the last
+_COLUMNS: Final = 64  # columns of Y that are compared, half of them the last
 
 
 def spot_check(solution: Solution, *, device: torch.device) -> str:

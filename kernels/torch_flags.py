@@ -33,7 +33,7 @@ def as_called(problem: Problem) -> Iterator[None]:
             if problem.threads:
                 torch.set_num_threads(problem.threads)
             torch.set_float32_matmul_precision(_PRECISION[problem.math_mode])
-            reduce = problem.math_mode == "reduced" and problem.scale == "none"  # of scaled ones the call says it
+            reduce = problem.math_mode == "reduced" and problem.scale == "none"  # for scaled products the call says it
             cuda.allow_fp16_reduced_precision_reduction = reduce
             cuda.allow_bf16_reduced_precision_reduction = reduce
             if problem.threads:  # a CPU without fp16 arithmetic refuses to have it switched on, for other devices too

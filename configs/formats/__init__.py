@@ -69,7 +69,7 @@ def rows_in(path: Path) -> int:
 
 
 def _read_json(path: Path) -> Imported:
-    pairs: list[tuple[str, Any]] = []  # of the object read last, which is the whole: JSON keeps one of equal keys
+    pairs: list[tuple[str, Any]] = []  # the object read last, which is the whole: JSON keeps one of equal keys
 
     def noted(found: list[tuple[str, Any]]) -> dict[str, Any]:
         pairs[:] = found

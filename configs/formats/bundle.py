@@ -34,7 +34,7 @@ def read(folder: Path) -> Imported:
     if manifest is None:
         raise TableError(f"{folder}: a folder without {MANIFEST}, expected one that gemmtuned published or exported")
     found = Imported(path=str(folder), format=FORMAT, family=FORMAT, kind="tuned")
-    numbers = count(1)  # of the folder's rows, file after file: a store knows a row by its folder and number
+    numbers = count(1)  # number the folder's rows, file after file: a store knows a row by its folder and number
     for file in manifest.files:
         solutions, complaints = read_table(folder, file)
         for complaint in complaints:

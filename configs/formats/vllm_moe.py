@@ -128,7 +128,7 @@ def _problem(named: Mapping[str, str], m: int) -> Problem | str:
 
 def _named(path: Path) -> dict[str, str]:
     """What the file's name tells, part by part; {} where it is not made of parts."""
-    stem = path.stem.removesuffix("_down")  # of SGLang's, for the second product of a mixture
+    stem = path.stem.removesuffix("_down")  # SGLang's ending for the second product of a mixture
     parts: dict[str, str] = {}
     at = 0
     while at < len(stem):

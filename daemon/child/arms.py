@@ -30,7 +30,7 @@ class Arms:
     def __init__(self, main: Problem, default: dict[Problem, Kernel], device: torch.device, clock: Clock) -> None:
         self.main, self.default = main, default
         self.bench_in_use = 0  # index of the operands in use
-        self.seed = 0  # of the activations in use
+        self.seed = 0  # for the activations in use
         # How far from torch's a result may be, by the RMS of torch's: for each that was verified, and member
         self.apart_by_rms: dict[tuple[str, Problem], float] = {}
         self._device, self._clock = device, clock

@@ -22,7 +22,7 @@ from gemmtuned.kernels.backends.base import Kernel
 from gemmtuned.kernels.families import family_of
 
 A_FEW: Final = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64, 65, 100, 128, 255, 256)  # most kernels that vary with M do so here
-_KINDS: Final = ("outliers", "randn")  # of inputs (kernels/families/base.py); the first where a few sizes are tried
+_KINDS: Final = ("outliers", "randn")  # inputs (kernels/families/base.py); a few sizes are tried with the first
 
 
 def prove(

@@ -108,7 +108,7 @@ class _ChainSearch:
             if candidate not in failed and not _is_needless(candidate, passed):
                 passed += self._screen(default, candidate)
         best = max((e.gain for e in passed), default=0.0)
-        tied = [e for e in passed if e.gain * NEAR > best]  # of these the simplest comes first
+        tied = [e for e in passed if e.gain * NEAR > best]  # the simplest of these comes first
         for entrant in [*tied, *sorted((e for e in passed if e not in tied), key=lambda e: -e.gain)]:
             if self._is_proven(default, entrant):
                 return entrant

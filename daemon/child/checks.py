@@ -25,7 +25,7 @@ from gemmtuned.kernels.torch_flags import deterministic
 REPEATS: Final = 20  # identical calls that must agree bitwise when the problem is deterministic
 # Elements outside the sampled rows are compared with the default's, and both may have larger errors than the samples
 _UNSAMPLED: Final = 1.5
-_ROUGHLY: Final = 2.0**-5  # of the largest value: no rounding to 16 bits or more is so far off
+_ROUGHLY: Final = 2.0**-5  # share of the largest value: no rounding to 16 bits or more is so far off
 _GUARD: Final = 0xA5  # the byte that fills memory before and behind a result
 _BLOCK_BYTES: Final = 512  # torch's allocator rounds sizes up to this on a GPU
 _MOST_FREED_BYTES: Final = 32 << 20  # a larger block comes fresh from the system, full of zeros, whatever was freed

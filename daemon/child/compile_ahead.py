@@ -26,7 +26,7 @@ from gemmtuned.daemon.leftovers import Leftovers
 from gemmtuned.daemon.process_output import last_line, output_file, signal_name
 
 JOB_S: Final = 60.0  # the first of a process imports Triton, at nice 19
-MOST: Final = 8  # of half of the cores
+MOST: Final = 8  # processes; half of the cores where these are fewer
 GONE_S: Final = 0.5  # within which a killed process is gone, unless it is stuck
 # Compilers that end, or do not start, one after the other, when none has ever answered: the candidates are not to blame
 BROKEN: Final = 3
@@ -41,7 +41,7 @@ class Compilers:
         self._job_s = job_s
         self._idle: list[subprocess.Popen[bytes]] = []
         self._killed = Leftovers()
-        self._output: dict[subprocess.Popen[bytes], IO[bytes] | None] = {}  # of each, for its last line
+        self._output: dict[subprocess.Popen[bytes], IO[bytes] | None] = {}  # for its last line
         self._heard = False  # whether any has ever answered
         self._ended = 0  # those that ended by themselves before that, or did not start
 

@@ -40,7 +40,7 @@ def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
         compile_candidate(candidate, problem, device)
     except CandidateFailed as err:
         return told(str(err)[:300], err)
-    except (OSError, MemoryError) as err:  # of the compiler's cache, or of this process
+    except (OSError, MemoryError) as err:  # the compiler's cache or this process is at fault
         return told(f"{type(err).__name__}: {err}"[:300], err)
     return ""
 

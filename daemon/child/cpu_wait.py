@@ -13,7 +13,7 @@ from functools import cache
 from typing import Final
 
 _MOST: Final = 0.4
-_MOST_OF_ALL: Final = 0.01  # of a large machine, for problems of many threads
+_MOST_OF_ALL: Final = 0.01  # share on a large machine, for problems of many threads
 _MOST_EACH: Final = 0.1  # per thread, then
 
 

@@ -39,7 +39,7 @@ from gemmtuned.kernels.families import family_of
 from gemmtuned.kernels.families.operand import Inputs
 
 COPIES_BYTES: Final = 1536 << 20  # all weight copies together stay below this
-MAX_COPIES: Final = 256  # of tiny weights, which fit into the cache in a whole model, too
+MAX_COPIES: Final = 256  # enough for tiny weights, which fit into the cache in a whole model, too
 MIN_PAIRS: Final = 6  # with fewer no 95 % interval exists: 2 x 0.5^6 = 3 %
 MAX_PAIRS: Final = 60
 BURST_US: Final = 20.0  # shorter calls are timed several at a time, since clock and loop take 0.1 us

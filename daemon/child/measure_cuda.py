@@ -40,7 +40,7 @@ _QUEUED_S: Final = 0.02
 _SLEEP_CYCLES: Final = 100_000  # 50 us: longer than the host takes to queue a graph
 # Bits of NVML's clocks event reasons, without 0x4, a power cap: under load the card always runs at it
 SLOWED: Final = {0x8: "hardware slowdown", 0x20: "thermal limit", 0x40: "overheated", 0x80: "power brake"}
-_NEAR: Final = 2.0**-5  # of the largest value: two orders of adding differ by less, a lost slice of K by far more
+_NEAR: Final = 2.0**-5  # share of the largest value: two orders of adding differ by less, a lost slice of K by far more
 
 
 class Graphs(Protocol):

@@ -56,7 +56,7 @@ class Screening:
     ) -> None:
         self.default_us = 0.0
         self.wrong_at_first: dict[Candidate, str] = {}
-        self.timed: list[Entrant] = []  # of engines' kernels, those that ran
+        self.timed: list[Entrant] = []  # engines' kernels that ran
         self._members, self._arms, self._races, self._trials = members, arms, races, trials
         self._backends, self._torchs_alone = backends, torchs_alone
 

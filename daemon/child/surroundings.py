@@ -92,7 +92,7 @@ def _switches(problem: Problem, device: torch.device) -> Iterator[tuple[str, Swi
     yield "with gradients on", torch.enable_grad
     yield "with gradients off", torch.no_grad
     yield "with another default dtype", partial(_default_dtype, _NARROW.get(problem.dtype, torch.bfloat16))
-    if problem.dtype in _NARROW:  # of other dtypes, autocast itself makes another problem
+    if problem.dtype in _NARROW:  # with other dtypes autocast itself makes another problem
         yield "under autocast", partial(torch.autocast, device.type, dtype=torch_dtype(problem.dtype))
 
 

@@ -36,8 +36,8 @@ PUBLISH_TOUCH: Final = 0.1  # the same just after we have published
 TOUCH_S: Final = 2.5  # for how long it does not count: the driver's figure is an average that decays
 TOUCHES_S: Final = 10.0  # the same just after we have published
 UNWATCHED: Final = "a loaded program is there, and nobody here can say when it starts to work while we do"
-TICKING: Final = 0.15  # of a core over 0.2 s; less are a quiet server's timers, a tick of 10 ms now and then
-LAUNCHING: Final = 0.5  # of a core; a program that launches kernels uses more, one that loads a new table less
+TICKING: Final = 0.15  # cores over 0.2 s; less are a quiet server's timers, a tick of 10 ms now and then
+LAUNCHING: Final = 0.5  # cores; a program that launches kernels uses more, one that loads a new table less
 REPORT_S: Final = 0.15  # the driver counts our worker's new memory so much earlier than its report arrives
 
 

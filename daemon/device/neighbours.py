@@ -23,7 +23,7 @@ SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
 LOOK_S: Final = 1.0  # twice a second while nothing is tuned; whoever asks more seldom sees averages
 _SAME_S: Final = 0.02  # all GPUs ask in one turn
 _SCAN_S: Final = 1.0
-_SLICE_S: Final = 0.004  # of each turn, ten a second: 4 % of a core while a walk lasts
+_SLICE_S: Final = 0.004  # seconds of each turn, ten a second: 4 % of a core while a walk lasts
 _DEVICES: Final = "/dev/nvidia"
 _MONITORS: Final = ("nvidia-smi", "nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvitop")
 

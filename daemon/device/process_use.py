@@ -16,7 +16,7 @@ from gemmtuned.daemon.device.idle import LONGEST_S
 LONGEST: Final = 40  # characters of a name
 LOOK_S: Final = 2.0  # between two looks at all processes, which cost some 15 us each
 SHARE: Final = 1 / 50  # and of one core at most
-LEAST: Final = 0.1  # of a core: who uses less is not worth naming
+LEAST: Final = 0.1  # cores: who uses less is not worth naming
 MOST: Final = 3
 _PYTHON: Final = re.compile(r"python[0-9.]*|pypy[0-9.]*")
 

@@ -21,7 +21,7 @@ SHARE_S: Final = 0.09  # one answer serves all GPUs of a turn
 RETRY_S: Final = 2.0  # after an error: the child may have to be started again each time
 STALE_S: Final = 0.5  # once the next one is due for this long, the last answer is none
 
-Facts = dict[str, Any]  # of one GPU, as the child gives them
+Facts = dict[str, Any]  # about one GPU, as the child gives them
 
 
 def serve(answer: Callable[[], dict[str, Any]]) -> None:

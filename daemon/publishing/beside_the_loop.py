@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from gemmtuned.configs.settings import Settings
     from gemmtuned.db.store import Store
 
-LONG_S: Final = 0.25  # of the last one: a disk that takes so long holds up the loop as much as thousands of solutions
+LONG_S: Final = 0.25  # for the last one: a disk that takes so long holds up the loop as much as thousands of solutions
 FEW: Final = 300  # solutions: their tables are written in some 30 ms, in the loop itself
-OWN_WAIT_S: Final = 5.0  # of the thread, for the database
+OWN_WAIT_S: Final = 5.0  # that the thread waits for the database
 SWITCH_S: Final = 0.0005  # the loop waits so long for the interpreter at each call of SQLite, and not for 5 ms
 LEAVE_S: Final = 1.5  # a daemon that is told to stop is gone within 2 s
 

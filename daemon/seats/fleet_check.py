@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemmtuned.db.fleet import ForeignResult
     from gemmtuned.db.store import Work
 
-OWN: Final = 8  # of our own candidates that are raced before "torch's own is best" is accepted
+OWN: Final = 8  # candidates of our own that are raced before "torch's own is best" is accepted
 NEAR: Final = 1.05  # a gain below this, where torch was best elsewhere, is how two cards differ: no new search for it
 
 

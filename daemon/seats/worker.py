@@ -82,7 +82,7 @@ class Tuner(Protocol):
 
     pid: int
     environment: Environment | None
-    memory_bytes: int | None  # of its device, as its last message said
+    memory_bytes: int | None  # that it holds on its device, as its last message said
 
     def tune(self, order: Order) -> None: ...
     def poll(self) -> list[Message]: ...

@@ -224,7 +224,7 @@ def _by_run(sessions: Iterable[dict[str, Any]]) -> Iterator[Metric]:
             ("gemmtuned_program_failed_routes", "Tuned kernels switched off in running programs because they failed."),
         )
     ):
-        family = GaugeMetricFamily(name, text, labels=("run",))  # of running processes: it falls when one ends
+        family = GaugeMetricFamily(name, text, labels=("run",))  # a sum over running processes: it falls when one ends
         for run, values in named.items():
             family.add_metric((run,), values[i])
         yield family

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gemmtuned.daemon")
 
-LEFT_S: Final = 60.0  # of tuning, between two lines
+LEFT_S: Final = 60.0  # seconds of tuning between two lines
 
 
 class Remaining:
@@ -22,7 +22,7 @@ class Remaining:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._tuned_s = self._said_s = 0.0  # of tuning so far; at the last line
+        self._tuned_s = self._said_s = 0.0  # seconds of tuning: so far, and at the last line
 
     def turn(self, now_s: float, passed_s: float, seats: Sequence[Seat], solved: int) -> None:
         """passed_s: since the last turn; solved: verdicts so far, by which the time for the rest is reckoned."""

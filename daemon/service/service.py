@@ -160,9 +160,8 @@ class Daemon:
             solved += seat.take_solved()
         self.solved += len(solved)
         self._newly_solved += solved
-        by_word = sorted(
-            self.seats, key=lambda seat: seat.environment is not None
-        )  # of like devices one knows it for all
+        # one of several equal devices may know the environment of all
+        by_word = sorted(self.seats, key=lambda seat: seat.environment is not None)
         environments = {seat.monitor.device.key: seat.environment for seat in by_word}
         self.upkeep.look(now_s, at_once=bool(solved), rests=all(seat.at_rest for seat in self.seats), ours=environments)
         self._compile_ahead(now_s, forbidden)

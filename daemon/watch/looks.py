@@ -16,7 +16,7 @@ from gemmtuned.db import queries, watched
 
 PROGRAMS_S: Final = 1.0
 SLOW_S: Final = 5.0  # covered shares, what waits, who uses a device
-SHARE: Final = 0.02  # of a core that one of these looks may take, however large the database
+SHARE: Final = 0.02  # cores that one of these looks may take, however large the database
 MOST_PROGRAMS: Final = 40
 VERDICTS: Final = 20
 

@@ -14,7 +14,7 @@ from gemmtuned.daemon.device.process_use import cpu_seconds, name_of_process
 from gemmtuned.daemon.status_file import SeatNotice
 
 MOST: Final = 5  # names for each device
-LEAST: Final = 0.02  # of a core: less is not worth a name
+LEAST: Final = 0.02  # cores: less is not worth a name
 
 
 class Users:

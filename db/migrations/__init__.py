@@ -137,7 +137,7 @@ def apply(
         conn.execute(f"PRAGMA user_version = {SCHEMA}")
         check()
         conn.execute("COMMIT")
-    except StoreError:  # of check
+    except StoreError:  # from check
         raise
     except BaseException:
         if conn.in_transaction:

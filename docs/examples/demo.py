@@ -43,7 +43,7 @@ GOALS = {("hooked", "fp32"): 1.15, ("frozen", "fp32"): 1.6, ("hooked", "bf16"): 
 GOALS_OF = "AMD EPYC"
 MORE_ROUNDS = 15  # where the first few fall short
 PROCESSES_DIFFER = 0.02  # at least: two processes of one program keep what their memory got at the start
-OTHERS_AT_MOST = 0.1  # of the CPU time: more is told where a promise is missed
+OTHERS_AT_MOST = 0.1  # share of the CPU time: more is said where a promise is missed
 ACTIVE_WITHIN_S = 1.0
 FLOOR = 0.5 * 1024**0.5 * 2.0**-24  # the numeric gate's: half of sqrt(K) roundings of fp32, below which order decides
 STARTED = time.monotonic()
@@ -51,7 +51,7 @@ STARTED = time.monotonic()
 
 def taken_s() -> tuple[float, float]:
     """CPU seconds taken on this machine, and those by this program and the ones that it started and that have ended."""
-    all_ = psutil.cpu_times()  # of which guests' are in user and nice already
+    all_ = psutil.cpu_times()  # guests' time is in user and nice already
     ours = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     busy = sum(getattr(all_, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
     return busy, sum(one.ru_utime + one.ru_stime for one in ours)

@@ -33,8 +33,8 @@ _SWITCHES: Final = {
     "on": {"GEMMTUNED": "1", "GEMMTUNED_DISPATCH": "1"},
 }
 _EVER_S: Final = 1e9
-SHORT_S: Final = 20.0  # of wall time: importing torch is a tenth of it
-_TAIL_BYTES: Final = 1 << 20  # of a program's output, where its figure is looked for
+SHORT_S: Final = 20.0  # wall time: importing torch is a tenth of it
+_TAIL_BYTES: Final = 1 << 20  # at the end of a program's output, where its figure is looked for
 
 
 class _ProgramFailed(GemmtunedError):
@@ -112,7 +112,7 @@ def compare(
     argv = program(command)
     build_before(argv, settings())
     figures: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    others: list[float] = []  # of each round: the most of the machine that others used in one of its runs
+    others: list[float] = []  # for each round the largest share of the machine that others used in one of its runs
     total = rounds * len(ARMS) + warm_up
     if not as_json:
         complain(f"{total} runs of {_short(command)}: {rounds} of each arm{', one to warm up' * warm_up}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-MOST: Final = 200  # of each
+MOST: Final = 200  # words of each kind
 
 
 def problems(incomplete: str) -> list[str]:

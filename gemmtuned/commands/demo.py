@@ -17,7 +17,7 @@ from gemmtuned.commands.options import settings
 from gemmtuned.configs.errors import TryLater
 from gemmtuned.reports.render import complain, several, terminal
 
-CROWDED: Final = 0.1  # of the CPUs: others that use more can be why nothing is found
+CROWDED: Final = 0.1  # share of the CPUs: others that use more can be why nothing is found
 
 
 def demo(

@@ -22,7 +22,7 @@ OF_HOME: Final = (
     "configs", "bin", "locks", "probation", "checked", "ingest", "fleet", "fleet-host", "daemon.json", "daemon.sock",
     "budget", "paused", "disabled", "left_out.json", "left_out.lock",
 )  # fmt: skip
-LOGS: Final = ("-wal", "-shm", "-journal")  # of a database
+LOGS: Final = ("-wal", "-shm", "-journal")  # endings of the files beside a database
 _MOST_LINKS: Final = 40
 
 

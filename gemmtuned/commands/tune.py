@@ -51,7 +51,7 @@ _CHECKED = (
     Column("err_ratio", "mismatch", percent),
     Column("why", "", lambda why: why or "", right=False),
 )
-MOST_UNTRIED: Final = 10  # of an interrupted run, a line each; more are one line
+MOST_UNTRIED: Final = 10  # problems of an interrupted run with a line each; more are one line
 _SHAPES = (
     Column("name", "layer", right=False),
     Column("n", "N"),

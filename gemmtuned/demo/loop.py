@@ -24,8 +24,8 @@ from gemmtuned.reports.render import several
 
 ROUNDS: Final = 9
 LEAST_ROUNDS: Final = 3  # as many at any rate,
-ROUNDS_FOR_ONE_SLOWER: Final = 8  # of which one may be slower, see Result.is_clear
-ROUND_S: Final = 0.5  # of decoding, each program in each round
+ROUNDS_FOR_ONE_SLOWER: Final = 8  # one of which may be slower, see Result.is_clear
+ROUND_S: Final = 0.5  # seconds of decoding, each program in each round
 ROUNDS_S: Final = 12.0  # no round begins after this: beside others, all take longer
 TUNE_S: Final = 30  # seconds for the daemon; what is not tuned by then stays as it was
 SAY_S: Final = 5.0  # between two lines while it tunes

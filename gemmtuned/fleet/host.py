@@ -60,7 +60,7 @@ def _digits(path: Path) -> str:
     new = temporary_path(path)
     try:
         new.write_text(secrets.token_hex(4))
-        os.link(new, path)  # of two that begin at once one wins
+        os.link(new, path)  # where two begin at once, one wins
     except FileExistsError:
         if not re.fullmatch("[0-9a-f]{8}", read_small(path, 8)):
             new.replace(path)

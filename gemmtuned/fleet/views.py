@@ -20,7 +20,7 @@ from gemmtuned.fleet.layout import environment_name, unit_name
 from gemmtuned.fleet.objects import Objects
 from gemmtuned.fleet.seen import Seen
 
-SAVED: Final = 0.3  # of a call's time, which worth expects to be saved (db/fleet_sync.py)
+SAVED: Final = 0.3  # share of a call's time that worth expects to be saved (db/fleet_sync.py)
 MIN_HOSTS: Final = 3  # with two nobody knows which is the slow one
 SLOW: Final = 1.1  # a card that is slower by so much is named
 Row = dict[str, Any]

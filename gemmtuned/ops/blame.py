@@ -12,7 +12,11 @@ import torch
 
 from gemmtuned.configs.errors import CandidateFailed, Declined
 
-FAILURES: Final = (RuntimeError, MemoryError, CandidateFailed)  # of a kernel; the program's own errors are others
+FAILURES: Final = (
+    RuntimeError,
+    MemoryError,
+    CandidateFailed,
+)  # what kernels raise; the program's own errors are others
 _SHORTAGE: Final = (
     "DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory", "out of memory",
     "could not create a memory object", "bad_alloc", "ENOMEM",

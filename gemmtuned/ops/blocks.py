@@ -17,7 +17,7 @@ from gemmtuned.kernels.scaled_by_torch import block_product, needs_copies
 from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on
 
-MOST_ROWS: Final = 256  # of X that kernels of ours take: with more, torch's own product is served by itself
+MOST_ROWS: Final = 256  # rows of X that kernels of ours take: with more, torch's own product is served by itself
 _OUTPUTS: Final = (torch.bfloat16, torch.float16)
 
 

@@ -19,7 +19,7 @@ from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_transforms
 from gemmtuned.ops.quantised_arguments import by_row, wants_derivatives
 
-MOST_ROWS: Final = 256  # of X that kernels of ours take
+MOST_ROWS: Final = 256  # rows of X that kernels of ours take
 
 
 def _stock(out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None) -> None:

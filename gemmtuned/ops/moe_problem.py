@@ -15,7 +15,7 @@ from gemmtuned.configs.tunable import PACKED
 from gemmtuned.kernels.mixture import How, Operands
 
 _WEIGHT: Final = {quant: dtype for dtype, quant in PACKED.items()}  # dtypes of weights that lie in bytes
-_Scales = tuple[torch.Size, torch.dtype] | None  # of one weight
+_Scales = tuple[torch.Size, torch.dtype] | None  # one weight's
 
 
 def problem_of(o: Operands, how: How) -> Problem | None:

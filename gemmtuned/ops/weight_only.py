@@ -21,8 +21,12 @@ from gemmtuned.ops.own_operators import register
 from gemmtuned.ops.plain import PLAIN, has_few_rows, nobody_looks_on, nobody_transforms
 from gemmtuned.ops.quantised_arguments import wants_derivatives
 
-_LEAST: Final = {torch.int8: (8, 0), torch.uint8: (8, 0), torch.float8_e4m3fn: (8, 9)}  # of GPUs, by types of W
-COMPILED_ROWS: Final = 16  # of X, in compiled code: with more, a compiler's own dequantising is far better than eager's
+_LEAST: Final = {
+    torch.int8: (8, 0),
+    torch.uint8: (8, 0),
+    torch.float8_e4m3fn: (8, 9),
+}  # compute capability, by types of W
+COMPILED_ROWS: Final = 16  # rows of X in compiled code: with more, a compiler's own dequantising is far better
 
 
 def quant_of(w: Tensor, scales: Tensor) -> str:

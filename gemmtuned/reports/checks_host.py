@@ -36,7 +36,7 @@ def checks(settings: Settings) -> Iterator[Check]:
     if not cannot_be(settings.db, settings, home):
         yield _file_system(nearest(settings.db))
         yield from _names(settings.db)
-    if home.result == PASS:  # of a home that cannot be, the space says nothing
+    if home.result == PASS:  # where there can be no home the space says nothing
         yield _space(nearest(settings.home))
     if not cannot_be(settings.config_dir, settings, home):
         yield _tables(settings)

@@ -17,7 +17,7 @@ from gemmtuned.reports.render import Column, Report, Table, factor, percent, sev
 
 ARMS: Final = ("off", "capture", "on")
 MEANING: Final = {"off": "off", "capture": "capture only", "on": "on"}
-DISTURBED: Final = 0.25  # of the machine's CPU, used by others in one run of a round
+DISTURBED: Final = 0.25  # share of the machine's CPUs that others used in one run of a round
 FEWEST: Final = 5  # rounds that must be left
 ENOUGH: Final = 0.9  # below this confidence no verdict is given: fewer than 5 rounds
 TOO_FEW: Final = "too few rounds"

@@ -19,7 +19,7 @@ from rich.text import Text
 PROSE: Final = 20  # a column of text, where it is longer, is at least this wide
 WORD: Final = 30  # and at most this wide for a word that is longer, a path say
 NONE: Final = ("", "-")  # a cell without a value
-INDENT: Final = 2  # of what stands below it
+INDENT: Final = 2  # columns, for what stands below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _cards(console: Console, grid: Grid) -> None:
         for head, value in zip(grid.heads, row, strict=True):
             if value not in NONE:
                 name = Text(head + " " * (wide - cell_len(head) + 2), style="bold")
-                room = max(console.width - len(name), 2)  # of a wide letter
+                room = max(console.width - len(name), 2)  # room for one wide letter
                 lines = Text(value).wrap(console, room, overflow="fold")
                 for at, line in enumerate(lines):
                     console.print(

@@ -29,8 +29,8 @@ from gemmtuned.reports.unraced import unfit_notes, unraced_notes
 LAYERS: Final = 15
 PROBLEMS: Final = 200
 WAITING: Final = 50
-POINTS: Final = 120  # of the curve over time
-SLOTS: Final = 90  # of the tuning timeline
+POINTS: Final = 120  # on the curve over time
+SLOTS: Final = 90  # on the tuning timeline
 
 
 @dataclass(frozen=True, slots=True)

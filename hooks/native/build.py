@@ -38,7 +38,7 @@ SOURCES: Final = tuple(
 )
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 _GLIBCXX: Final = rb"GLIBCXX_3\.4\.(\d+)"  # compiled where a library is built, not by each program that starts
-MOST_BYTES: Final = 1 << 20  # of the compiler's output that are kept
+MOST_BYTES: Final = 1 << 20  # that are kept of the compiler's output
 ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error in the sources is believed: the compiler may be upgraded
 RETRY_S: Final = 60.0  # after the first failure of another kind; then four times as long, up to

@@ -33,7 +33,7 @@ CAPTURE: Final = 1
 DISPATCH: Final = 2
 INVARIANT: Final = 4
 _REASON_BYTES: Final = 500
-_POSITIONS: Final = 11  # of arguments, that gt_stand_before reads
+_POSITIONS: Final = 11  # positions of arguments that gt_stand_before reads
 # Types of arrays, made once: each holds itself, and would be garbage that a program which looks for leaks finds.
 _Reason: Final = ctypes.c_char * _REASON_BYTES
 _Failures: Final = GtFailure * 64

@@ -51,7 +51,7 @@ class GtFailure(ctypes.Structure):
 
 MOST_KNOWN: Final = 1024  # problems: more than most programs have, and few for the garbage collector to look at
 _known: dict[bytes, tuple[Problem, str, bool]] = {}  # problem, place, graph
-_COUNTS: Final = struct.Struct("=6Q")  # of a Record, from its calls on
+_COUNTS: Final = struct.Struct("=6Q")  # a Record from its calls on
 _COUNTS_AT: Final = Record.calls.offset
 
 HOW: Final = ("failed", "wrong")  # index: Failing of routes.h
@@ -129,7 +129,7 @@ class _Batch:
         self.phase, self.was_told = phase, False
         self.records = _array_of(_ROOM)()
         self.count, self._at = _ROOM, 0  # those without calls say nothing
-        self._made: list[Sighting] = []  # of the record before, and not told yet
+        self._made: list[Sighting] = []  # from the record before, and not given yet
 
     def keep(self, count: int) -> None:
         """Hold no more room than for this many."""

@@ -54,7 +54,7 @@ class Row(NamedTuple):
     launch: Packed | None = None  # what some codes need
     conditions: Sequence[Cond] = ()
     scales_sums: bool = False  # takes any alpha and beta
-    chain_rows: int = 0  # of a batch-invariant problem: rows of X at a time
+    chain_rows: int = 0  # for a batch-invariant problem: rows of X at a time
     engines: int = 0  # bits of `Engines` of routes.h
 
     def but(self, **changes: Any) -> Row:

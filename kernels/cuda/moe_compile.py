@@ -38,7 +38,7 @@ DOWN: Final = (
     (4, 2, 2, 4), (8, 2, 2, 1), (4, 1, 2, 4), (8, 2, 2, 2), (4, 1, 4, 8), (8, 2, 1, 1), (4, 1, 1, 4), (2, 1, 1, 1),
     (1, 1, 1, 1),
 )  # fmt: skip
-RACED: Final = (5, 6)  # of UP, of DOWN
+RACED: Final = (5, 6)  # configurations for UP, for DOWN
 
 
 def runs_on(device: Device) -> bool:

@@ -28,11 +28,11 @@ Version = tuple[int, int]
 
 FOLDER: Final = "nvrtc"  # in the cache folder
 KEPT: Final = 4096  # binaries there, of some 20 KB
-LEAST: Final[Version] = (12, 1)  # of those with PTX ISA 8.1, which our kernels are written in
-_HAS_CACHE: Final[Version] = (12, 9)  # of its own, which keeps no log; that tells of spills
+LEAST: Final[Version] = (12, 1)  # the first with PTX ISA 8.1, in which our kernels are written
+_HAS_CACHE: Final[Version] = (12, 9)  # a cache of its own, which keeps no log; the log tells of spills
 _INCLUDE: Final = re.compile(r'^#include "(\w+\.cuh)".*$', re.MULTILINE)
 _OPTIONS: Final = ("--std=c++17", "--ptxas-options=-v")
-_PACKAGES: Final = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")  # of CUDA 13 and on, and of 12
+_PACKAGES: Final = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")  # for CUDA 13 and later, for CUDA 12
 _SYSTEM: Final = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 

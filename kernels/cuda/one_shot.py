@@ -37,7 +37,7 @@ class Costs:
     shared_kcycle_us: float
 
 
-NAME: Final = "one_shot"  # of the function in the source, too
+NAME: Final = "one_shot"  # the function in the source has it, too
 ARCH: Final = "sm_90"  # no other architecture has wgmma
 SOURCE: Final = Path(__file__).with_name("one_shot.cu")
 MIN_M, MAX_M = 9, 256  # with fewer rows, kernels that read X fewer times are faster

@@ -12,16 +12,16 @@ from gemmtuned.configs.tunable import SHUFFLED_TILE, is_shuffled
 from gemmtuned.kernels.own_kernel import rows_apart
 
 KINDS: Final = {("tensor", "tensor"): "TENSOR", ("row", "row"): "ROW", ("1x128", "128x128"): "BLOCK"}
-WITH_ZERO: Final = {  # of int8 alone
+WITH_ZERO: Final = {  # for int8 alone
     ("tensor+zero", "tensor"): "TENSOR", ("tensor+zero", "row"): "W_ROW", ("row+zero", "row"): "ROW",
 }  # fmt: skip
 OUTPUTS: Final = {"bf16": "bf16", "fp16": "f16"}
-STEP_K: Final = 128  # of K: bytes of a row that are read together, and as far as a scale of a block holds
+STEP_K: Final = 128  # values of K per step: bytes of a row that are read together, and what a block's scale covers
 K_MULTIPLE: Final = 16  # loads and copies of 16 bytes; also what the leading dimensions must be a multiple of
 MAX_K_INT8: Final = (1 << 17) - 16  # products of -128 by -128 add up to less than 2^31
 MAX_K_ZERO: Final = 1 << 16  # those of -128 by -255, a code less a zero point, as well
 _MAX_K: Final = 1 << 24  # bytes of a row are counted in 32 bits
-_ROWS_AT_ONCE_INT8: Final = (8, 24)  # of W, in a product, and multiples of 16 (PTX ISA, 9.7.15.2); of fp8 those of 8
+_ROWS_AT_ONCE_INT8: Final = (8, 24)  # rows of W per wgmma; also multiples of 16 (PTX ISA, 9.7.15.2); fp8: of 8
 
 
 def check(

@@ -38,7 +38,7 @@ DEPTHS: Final = (1, 2, 3, 4, 6)
 _TYPES: Final = {"bf16": 0, "fp16": 1, "fp32": 2, "e8m0": 3}
 _SCALE_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "e8m0": 1}
 _DECODED: Final = {"i8": 7, "fp8_e4m3": 12, "i4": 11, "fp4_e2m1": 20}  # instructions per 32-bit word of W, roughly
-_SYSTEM_BYTES: Final = 1024  # of shared memory per thread block that CUDA keeps for itself
+_SYSTEM_BYTES: Final = 1024  # per thread block that CUDA keeps of shared memory
 
 
 @dataclass(frozen=True, slots=True)

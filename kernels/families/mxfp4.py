@@ -27,8 +27,8 @@ from gemmtuned.kernels.families.quantised import INTEGERS
 from gemmtuned.kernels.families.weight_only import WeightOnly
 
 _KIND: Final = "1x32"
-_TAIL: Final = 6  # of powers of two by which the last scales of `tail` are larger
-_OUTLIERS: Final = 0.01  # of X's scales
+_TAIL: Final = 6  # powers of two by which the last scales of `tail` are larger
+_OUTLIERS: Final = 0.01  # share of X's scales
 _TYPE: Final = "mxfp4"  # as `dequantised` calls it
 
 

@@ -20,7 +20,7 @@ SCALED_BLOCKS: Final[dict[str, tuple[int | None, int | None]]] = {
     "1x32": (1, 32), "1x64": (1, 64), "tensor+zero": (None, None), "row+zero": (1, None),
 }  # fmt: skip
 _REDUCED: Final = "ki"  # axes that are summed up
-_IN_BYTES: Final = {"i4": 2, "fp4_e2m1": 2, "e8m0": 1}  # of raw operands: numbers in a byte
+_IN_BYTES: Final = {"i4": 2, "fp4_e2m1": 2, "e8m0": 1}  # raw operands: numbers in a byte
 
 
 @dataclass(frozen=True, slots=True)

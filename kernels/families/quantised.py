@@ -17,9 +17,9 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.tunable import PACKED
 
 APART, INTEGERS = "apart", "integers"  # kinds of inputs that have weights of their own
-_RMS: Final = {"i4": 4.2, "fp4_e2m1": 2.926, "fp8_e4m3": 39.8, "i8": 36.1}  # of what is drawn here
-_USUAL: Final = 32  # of the normal numbers
-_NAN: Final = 0x7F  # of e4m3, with either sign
+_RMS: Final = {"i4": 4.2, "fp4_e2m1": 2.926, "fp8_e4m3": 39.8, "i8": 36.1}  # the RMS of what is drawn here
+_USUAL: Final = 32  # how much normal numbers are multiplied by
+_NAN: Final = 0x7F  # NaN in e4m3, with either sign
 
 
 def quant_of(problem: Problem) -> str:

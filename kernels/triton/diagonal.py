@@ -23,7 +23,7 @@ import triton.language as tl
 from gemmtuned.kernels.arch import at_least_sm
 from gemmtuned.kernels.triton.inline_ptx import inline_ptx, moves
 
-VALUES: Final = 256  # of W that a warp multiplies at once
+VALUES: Final = 256  # values of W that a warp multiplies at once
 WARPS_ADDED_UP: Final = (2, 4, 8)  # per thread block, that `over_warps` is written for
 
 _TWO_PRODUCTS: Final = """{

@@ -143,8 +143,8 @@ def fragments(
     STEP: tl.constexpr = _STEP_K * WARPS
     STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
     WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0
-    BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W: four even, four odd ones
-    SIDES: tl.constexpr = BLOCK_M // 4  # of four rows of X
+    BLOCKS: tl.constexpr = BLOCK_N // 8  # blocks of eight rows of W: four even, four odd ones
+    SIDES: tl.constexpr = BLOCK_M // 4  # groups of four rows of X
     tile = tl.program_id(0) // CLUSTER
     part = tl.program_id(0) % CLUSTER
     place = tl.arange(0, 4 * WARPS)

@@ -40,7 +40,7 @@ _MANY: Final = (
     (128, 128, 64, 8, 4, 1), (128, 64, 64, 4, 4, 1), (64, 64, 64, 4, 5, 1), (128, 128, 64, 8, 3, 0),
     (256, 128, 64, 8, 3, 1), (256, 64, 64, 8, 4, 1), (64, 32, 128, 4, 4, 1), (128, 32, 64, 4, 5, 1),
 )  # fmt: skip
-_FEW_ROWS: Final = 24  # of X in a group, on average
+_FEW_ROWS: Final = 24  # rows of X per group, on average
 
 
 @triton.jit

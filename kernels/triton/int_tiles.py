@@ -29,7 +29,7 @@ from gemmtuned.kernels.triton.tiles import FITS
 from gemmtuned.kernels.triton.to_shared import Tile, estimate_us, ring_stages, splits
 
 MAX_M: Final = 64
-_TOO_LONG: Final = 1 << 17  # of K: 128 * 128 * K does not fit 32 bits
+_TOO_LONG: Final = 1 << 17  # values of K: 128 * 128 * K does not fit 32 bits
 _WIDEST: Final = 16  # bytes a load
 _BLOCKS_K: Final = (128, 256)
 _RING_BYTES: Final = (24 << 10, 36 << 10, 48 << 10, 64 << 10, 96 << 10)

@@ -25,7 +25,7 @@ from gemmtuned.kernels.triton.source import code_of
 
 NAME: Final = "moe_fp8_tiles"
 ARCHS: Final = ("sm_89+",)  # the first with e4m3 in its matrix instructions
-LEAST_PAIRS: Final = 128  # of a token and one of its experts: below, moe_decode reads weights as fast as memory gives
+LEAST_PAIRS: Final = 128  # (a token and one of its experts): below, moe_decode reads weights as fast as memory gives
 # (columns of H, tokens, warps, stages) of the first product, (columns of Y, tokens, tiles in turn, warps, stages) of
 # the second: those that were the fastest of some layer on an H200
 _UP: Final = (
@@ -34,7 +34,7 @@ _UP: Final = (
 _DOWN: Final = (
     (128, 16, 4, 4, 4), (128, 16, 1, 4, 4), (128, 32, 4, 4, 4), (128, 64, 4, 4, 3), (64, 64, 8, 4, 3),
 )  # fmt: skip
-RACED: Final = 4  # of each launch
+RACED: Final = 4  # configurations of each launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

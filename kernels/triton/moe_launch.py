@@ -34,7 +34,7 @@ class OnItsDevice:
                 return self._run(o)
         except (RuntimeError, MemoryError, CandidateFailed):
             raise
-        except Exception as err:  # of Triton's own launcher
+        except Exception as err:  # Triton's own launcher raises anything
             raise CandidateFailed(f"{self.layer}: {type(err).__name__}: {err}") from err
 
     def _run(self, o: Operands) -> Tensor:

@@ -106,7 +106,7 @@ def _made_ready(
             largest = tl.maximum(largest, tl.abs(tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)))
         # In fp32 the field of 2^e is e + 127.  That of 2^14 / 2^e is then 268 less that of 2^e, and that of its inverse
         # is 254 less its own, which has to be 1 or more
-        exponent = tl.max(largest, 0).to(tl.int32, bitcast=True) >> 23  # of something infinite, or no number, 255
+        exponent = tl.max(largest, 0).to(tl.int32, bitcast=True) >> 23  # 255 for something infinite, or NaN
         field = tl.where(exponent == 255, 127, tl.minimum(268 - exponent, 253))
         scale = (field << 23).to(tl.float32, bitcast=True)
         tl.store(factor + row, ((254 - field) << 23).to(tl.float32, bitcast=True))
@@ -134,7 +134,7 @@ def _decoded_sums(
     to: tl.constexpr = x_rows.dtype.element_ty
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     row = expert.to(tl.int64) * ROWS + rows
-    step: tl.constexpr = 64 if WEIGHT == 1 else 128  # of K, 64 bytes
+    step: tl.constexpr = 64 if WEIGHT == 1 else 128  # values of K in 64 bytes
     a_row: tl.constexpr = K * 64 // step
     groups: tl.constexpr = 128 // GROUP
     kind: tl.constexpr = scale.dtype.element_ty

@@ -29,7 +29,7 @@ from gemmtuned.kernels.triton.source import code_of
 AnyTile = TypeVar("AnyTile")
 NAME: Final = "moe_tiles"
 ARCHS: Final = ("sm_80+",)
-LEAST_PAIRS: Final = 128  # of a token and one of its experts: below, moe_decode is what there is to beat
+LEAST_PAIRS: Final = 128  # (a token and one of its experts): below, moe_decode is what there is to beat
 MOST_PAIRS: Final = 1 << 19  # for each 16 of which the grid has a block
 AT_ONCE: Final = 2048  # ids, or columns, that one thread block of a small launch looks at, at once
 PADDING: Final = 256  # rows that meet coded weights are padded to multiples of it: of the longest step of K
@@ -55,7 +55,7 @@ _CODED_DOWN: Final = (
     (128, 16, 128, 4, 3), (128, 16, 128, 4, 2), (128, 16, 256, 4, 1), (128, 32, 128, 4, 2), (128, 32, 256, 4, 1),
     (128, 32, 128, 4, 4), (128, 64, 128, 4, 3), (128, 64, 256, 8, 1), (128, 64, 128, 8, 2),
 )  # fmt: skip
-RACED: Final = 5  # of each launch
+RACED: Final = 5  # configurations of each launch
 SHORT: Final = 12  # steps of K: a tile of the second product with no more of them is soon done
 TURNS: Final = 4  # such tiles in turn, measured on an H200
 

@@ -60,7 +60,7 @@ def mxfp4_tiles(
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    PIECE: tl.constexpr = 128 if DECODED else BLOCK_K  # of K, that is multiplied at once
+    PIECE: tl.constexpr = 128 if DECODED else BLOCK_K  # values of K that are multiplied at once
     part = tl.program_id(1)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -201,7 +201,7 @@ def _estimated(problem: Problem, device: Device, *, decoded: bool) -> Iterator[t
 
 
 def _shared_bytes(config: Config, stages: int, *, decoded: bool) -> int:
-    numbers = 2 * config["tokens"] * 128 if decoded else 0  # of X, that the tensor core reads
+    numbers = 2 * config["tokens"] * 128 if decoded else 0  # X as the tensor core reads it
     return stages * config["block_k"] // 2 * (config["rows"] + config["tokens"]) + numbers
 
 

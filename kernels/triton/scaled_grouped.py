@@ -28,7 +28,7 @@ from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
 
 _ALIGNED: Final = 16  # values of 8 bits: torch asks for as many of its own
-PROMOTED: Final = 128  # of K, as torch's own kernel has it
+PROMOTED: Final = 128  # values of K, as in torch's own kernel
 _WORDS: Final = {
     "x": "x.ptr", "w": "w.ptr", "scale_x": "scale_x.ptr", "scale_w": "scale_w.ptr", "offs": "offs.ptr", "y": "y.ptr",
     "m": "x.size0", "ldx": "x.stride0", "ldg": "w.stride0", "ldw": "w.stride1", "apart": "scale_b.stride0",
@@ -43,7 +43,7 @@ _MANY: Final = (
     (128, 64, 128, 4, 4, 1), (64, 64, 128, 4, 5, 1), (128, 128, 128, 8, 4, 1), (128, 128, 128, 8, 3, 0),
     (256, 64, 128, 8, 4, 1), (64, 32, 256, 4, 4, 1), (128, 32, 128, 4, 5, 1), (256, 128, 128, 8, 3, 1),
 )  # fmt: skip
-_FEW_ROWS: Final = 24  # of X in a group, on average
+_FEW_ROWS: Final = 24  # rows of X per group, on average
 
 
 @triton.jit

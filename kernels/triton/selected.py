@@ -177,7 +177,7 @@ def selected(
     STEP: tl.constexpr = _STEP_K * WARPS
     STEPS: tl.constexpr = (K + STEP * SPLIT - 1) // (STEP * SPLIT)
     WHOLE: tl.constexpr = K == STEP * STEPS * SPLIT and STEPS % AHEAD == 0
-    BLOCKS: tl.constexpr = BLOCK_N // 8  # of eight rows of W
+    BLOCKS: tl.constexpr = BLOCK_N // 8  # blocks of eight rows of W
     VALUES: tl.constexpr = 4 * BLOCKS  # sums of a lane
     SIZE: tl.constexpr = _TOKENS * BLOCK_N  # per thread block, EACH per thread
     EACH: tl.constexpr = SIZE // (32 * WARPS)

@@ -38,7 +38,7 @@ def tiles(
 ):  # fmt: skip
     STEPS: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     EVEN_K: tl.constexpr = K == STEPS * BLOCK_K * SPLIT
-    LINES: tl.constexpr = BLOCK_N if SWAP else BLOCK_M  # of the sums
+    LINES: tl.constexpr = BLOCK_N if SWAP else BLOCK_M  # lines of sums
     WIDE: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(2) * TILES_N + tl.program_id(0) // CLUSTER

@@ -67,10 +67,10 @@ _SHAPES: Final = (
     (64, 16, 4), (128, 16, 4), (64, 32, 4), (128, 32, 4), (64, 64, 4), (128, 64, 4), (128, 64, 8), (256, 64, 8),
     (128, 128, 8), (256, 128, 8), (256, 128, 16),
 )  # fmt: skip
-_MOST_SUMS: Final = 64  # of a thread where it has a second set, of the block of K under way
+_MOST_SUMS: Final = 64  # per thread where it has a second set, for the block of K under way
 _MOST_SCALES: Final = (1 << 31) - 1
 _MORE_STAGES: Final = 1.02  # what was timed had three; four are tried behind these
-_REGISTERS: Final = 200  # of a thread, about
+_REGISTERS: Final = 200  # per thread, roughly
 _WORDS: Final = {**PARAMETERS, "scale": "scale_w.ptr"}
 
 
@@ -121,7 +121,7 @@ def _add_step(
     to: tl.constexpr = x_rows.dtype.element_ty
     kind: tl.constexpr = scale.dtype.element_ty
     across: tl.constexpr = (K + 127) // 128  # blocks of scales
-    PIECE: tl.constexpr = 64 if WEIGHT < 2 else 128  # of K, 64 bytes of a row
+    PIECE: tl.constexpr = 64 if WEIGHT < 2 else 128  # values of K in 64 bytes of a row
     for piece in tl.static_range(BLOCK_K // PIECE):
         first = begin + piece * PIECE
         k = first + tl.arange(0, PIECE)

@@ -46,9 +46,11 @@ def test_messages_and_help_are_read_and_docstrings_of_others_are_not(prose: Modu
 
 
 def test_a_docstring_that_begins_as_a_fragment_is_noticed(prose: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text('def f():\n    """Of it."""\n\n\nclass A:\n    """Offers it. By it."""\n')
+    (tmp_path / "a.py").write_text(
+        'def f():\n    """Of it."""\n\n\nclass A:\n    """Offers it. By it."""\n\n\nx = 1  # of it\n# of it\n'
+    )
 
-    assert list(prose.fragments(tmp_path / "a.py")) == [(1, "Of it.")]
+    assert list(prose.fragments(tmp_path / "a.py")) == [(9, "# of it"), (1, "Of it.")]
 
 
 def test_comments_and_docstrings_of_code_are_read(prose: ModuleType, tmp_path: Path) -> None:
