@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from gemmtuned.configs.errors import TableError
 
-MAX_ROWS: Final = 256  # of a box, as the driver has it
-BOX_BYTES: Final = 128  # of a row of a box: what it is swizzled by
+MAX_ROWS: Final = 256  # rows per box, a limit of the driver
+BOX_BYTES: Final = 128  # bytes per row of a box: the width of the swizzle
 STRIDE_MULTIPLE: Final = 16  # bytes
 _WORD: Final = r"(x|w)\.map([1-9]\d{0,2})"
 
