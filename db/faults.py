@@ -34,6 +34,8 @@ _MUCH_BYTES: Final = 64 << 20
 _SHARED_BYTES: Final = 64 << 10  # a file with -shm behind its name: 32 KiB, and a block or two
 OUR_NAMES: Final = ("tune.db", "ingest.db")
 _OUR_WORDS: Final = (b"environment_stamp", b"compiled_gemm", b"gemmtuned")  # in our tables, and in a migration's record
+_GONE: Final = ("no such table", "no such column")  # SQLite's words for a view, too
+_LONGEST: Final = 512 - len("-journal")  # bytes in a path: SQLite has room for 512 with what it adds to one
 _TEXTS: Final = {
     "locking protocol": "nolock",
     "is locked": "busy",
@@ -101,6 +103,11 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             return StoreError(f"{path}: {meant}")
         if cause is not None and cause is not err and _os_kind(cause) in ("full", "io"):  # SQLite says neither
             return store_error(cause, path)
+    if what == "cantopen" and (size := len(os.fsencode(path))) > _LONGEST:
+        return StoreError(
+            f"{path}: a path of {size} bytes, and SQLite opens none of more than {_LONGEST}. Set GEMMTUNED_HOME to a "
+            "folder with a shorter one"
+        )
     if what in ("readonly", "perm", "cantopen"):
         return StoreError(
             f"{path}: cannot be opened for writing by uid {os.geteuid()} ({err}). "
@@ -120,6 +127,15 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             return StoreError(f"{path}: the disk refused ({err}), or {limit}")
         return StoreError(
             f"{path}: the disk refused ({err}). Look at the system log, or set GEMMTUNED_HOME to another disk"
+        )
+    return _plain_error(err, path)
+
+
+def _plain_error(err: Exception, path: Path) -> StoreError:
+    if str(err).startswith(_GONE):
+        return StoreError(
+            f"{path}: its tables or views are not as gemmtuned made them ({err}). Start gemmtuned daemon, or restart "
+            "the one that runs: it builds the database anew from what can be read"
         )
     return StoreError(f"{path}: {err}")
 

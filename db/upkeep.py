@@ -256,7 +256,7 @@ def backup(path: Path, to: Path, *, timeout_s: float) -> Path:
         os.close(create(temporary, path))  # SQLite fills an empty file
         conn = connect_read_only(path, timeout_s)
         try:
-            conn.execute("VACUUM INTO ?", (str(temporary),))
+            conn.execute("VACUUM INTO CAST(? AS TEXT)", (os.fsencode(temporary),))  # a name need not be UTF-8
         finally:
             conn.close()
         temporary.chmod(path.stat().st_mode & 0o777)

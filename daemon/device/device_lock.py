@@ -95,7 +95,7 @@ class DeviceLock:
         self._fd, self._which = fd, identity_of(fd)
         with contextlib.suppress(OSError):  # another user's file can be locked, but not written
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{self._who}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode(), 0)
+            os.pwrite(fd, os.fsencode(f"{self._who}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n"), 0)
         return ""
 
     def _is_there(self, fd: int) -> bool:

@@ -34,7 +34,7 @@ def report(
 
     into = is_stream(out)
     file = out if into else target_of(out, here)
-    page = render(collect(here.db, since_s=since, now_s=time.time())).encode()
+    page = render(collect(here.db, since_s=since, now_s=time.time())).encode(errors="replace")
     try:
         if not into:
             put(file, page)  # the earlier page is there until this one is whole

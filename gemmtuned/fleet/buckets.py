@@ -6,12 +6,13 @@ It is an extra (`pip install obstore`) and is imported when a store is opened.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from gemmtuned.configs.errors import SettingError, TableError, TryLater
 from gemmtuned.fleet.objects import MISSING, Entry
@@ -41,7 +42,7 @@ class BucketObjects:
                     meant = f"/{urlsplit(url).netloc}{path}".replace("//", "/").rstrip("/")
                     near = f". Did you mean file://{meant}?" if meant else ""
                     raise SettingError(f"{url!r} has no absolute path, expected file:///folder{near}")
-                self._store = stores.LocalStore(prefix=str(path), mkdir=True)
+                self._store = stores.LocalStore(prefix=path, mkdir=True)
             else:
                 self._store = stores.from_url(url, client_options=_CLIENT, retry_config=_RETRY)
         except SettingError:
@@ -103,7 +104,7 @@ class BucketObjects:
 def _folder(url: str) -> Path:
     """The folder of a file:// URL, where %20 stands for a space; as it is written if there is one of such a name."""
     written = urlsplit(url).path
-    return Path(written) if Path(written).is_dir() else Path(unquote(written))
+    return Path(written) if Path(written).is_dir() else Path(os.fsdecode(unquote_to_bytes(os.fsencode(written))))
 
 
 def _first(err: Exception) -> str:

@@ -33,6 +33,11 @@ def open_objects(url: str, *, propose: bool = False) -> Objects:
     return BucketObjects(url)
 
 
+def as_text(url: str) -> str:
+    """The URL with each byte that is no text as %FF: the database keeps text alone."""
+    return "".join(f"%{ord(one) - 0xDC00:02X}" if "\udc80" <= one <= "\udcff" else one for one in url)
+
+
 def _meant(url: str) -> str:
     """What to write instead: a folder's path as a URL, a scheme that is written nearly like one of ours."""
     scheme, parted, rest = url.partition("://")

@@ -10,7 +10,7 @@ from gemmtuned.configs.errors import TryLater
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.lockfile import LockFile
 from gemmtuned.fleet.host import host_name, trust
-from gemmtuned.fleet.opening import open_objects
+from gemmtuned.fleet.opening import as_text, open_objects
 from gemmtuned.fleet.sync import Exchange
 from gemmtuned.fleet.times import LEASE_S, MOST_S
 
@@ -27,6 +27,7 @@ def exchange(
     A home makes one exchange at a time: that of a daemon which was killed may be under way while the next one starts,
     and two would take each other's claims for lost.
     """
+    url = as_text(url)
     whom, objects = trust(here), open_objects(url, propose=propose)
     from gemmtuned.db.store import Store
 

@@ -266,6 +266,17 @@ def test_commands_do_not_set_aside_what_is_damaged(store: Store) -> None:
     assert list(store.path.parent.glob("tune.db.corrupt-*Z")) == []
 
 
+@pytest.mark.parametrize("drop", ["VIEW unfit", "TABLE sighting"])
+def test_a_reader_that_misses_a_table_says_what_brings_it_back(store: Store, drop: str) -> None:
+    """Of a file that was half brought up to date, or edited by hand."""
+    filled(store, 3)
+    store.close()
+    with sqlite3.connect(store.path) as conn:
+        conn.execute(f"DROP {drop}")
+    with pytest.raises(StoreError, match=r"not as gemmtuned made them \(no such table.*Start gemmtuned daemon"):
+        queries.unfit(store.path) if "unfit" in drop else queries.coverage(store.path)
+
+
 def test_a_second_writer_goes_on_with_the_new_file(store: Store) -> None:
     add(store, 3)
     other = open_store(store.path.parent)
