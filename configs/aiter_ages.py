@@ -74,8 +74,8 @@ def positions(columns: Sequence[str], *, name: str) -> Positions:
             (column, micro), at = found[0], {**at, "us": at[found[0][0]]}
             notes.append(f"{name}: times are read from column {column}")
         elif found:
-            told = ", ".join(column for column, _ in found)
-            notes.append(f"{name}: columns {told} all tell times, and none is called us: none is read")
+            names = ", ".join(column for column, _ in found)
+            notes.append(f"{name}: columns {names} all tell times, and none is called us: none is read")
         elif unitless := [column for column in columns if _words(column) & _TIMES and _words(column) <= _OF_A_TIME]:
             notes.append(f"{name}: column {unitless[0]} tells no unit, so no time is read: call it us, ms or the like")
     return Positions(at, micro, turned, notes)

@@ -222,10 +222,10 @@ class Reader:
             found = family_of_header(columns, name=name, ignore=ignore)
         else:
             found = named_family(family, columns, name=name, ignore=ignore)
-        told = positions(columns, name=name)
-        kind, ends = kind_of([*columns, *told.at]), line.endswith("\n")
-        self.header = Header(name, found, kind, columns, told.at, separator, ends, told.micro, told.turned)
-        self.notes += told.notes
+        found_at = positions(columns, name=name)
+        kind, ends = kind_of([*columns, *found_at.at]), line.endswith("\n")
+        self.header = Header(name, found, kind, columns, found_at.at, separator, ends, found_at.micro, found_at.turned)
+        self.notes += found_at.notes
         self._line = line
         self._other = 0  # the line of a second header with other columns, after which no row is read
         self._strict, self._ignore = EVERY not in ignore, ignore
@@ -259,11 +259,11 @@ class Reader:
         for position, column in enumerate(() if header.family.text or not self._strict else header.columns):
             if column and column not in KNOWN and column not in self._ignore:
                 cells = (row.cells[position] for row in rows if position < len(row.cells))
-                told = next((cell for cell in cells if decides(cell, flag=is_flag(column))), "")
-                if told:
+                deciding = next((cell for cell in cells if decides(cell, flag=is_flag(column))), "")
+                if deciding:
                     raise TableError(
-                        f"{self._name}: column {column} holds {told[:40]!r}, which tells what the product is: name it "
-                        f"as AITER does, or say {ignoring(column)}"
+                        f"{self._name}: column {column} holds {deciding[:40]!r}, which tells what the product is: "
+                        f"name it as AITER does, or say {ignoring(column)}"
                     )
 
     def _rows(self) -> Iterator[Row]:

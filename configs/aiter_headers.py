@@ -175,8 +175,8 @@ _OF_DTYPE: Final = frozenset({"fp16", "f16", "fp32", "f32", "fp64", "f64", "floa
 
 def _check_name(name: str) -> None:
     """Raises TableError for a name that speaks of another product than the columns of plain ones (M, N, K, dtype)."""
-    told = family_of_name(name)
-    odd = told if told not in ("", "bf16") else "" if told else contradiction("bf16", name)
+    by_name = family_of_name(name)
+    odd = by_name if by_name not in ("", "bf16") else "" if by_name else contradiction("bf16", name)
     if odd and odd not in _OF_DTYPE:
         raise TableError(
             f"{name}: its name says {odd!r}, and its columns (dtype) are those of plain products: rename it where they "
@@ -225,11 +225,11 @@ def named_family(family: str, columns: Sequence[str], *, name: str, ignore: Sequ
         return FAMILIES[clear]
     if clear:
         raise TableError(f"{name}: the header is that of family {clear}, not of {family}")
-    told = family_of_name(name)
+    by_name = family_of_name(name)
     # a name may tell less than there is to say: my_a8w8.csv for a8w8_blockscale, my_bf16.csv for batched_bf16
-    if told and not family.removeprefix("batched_").startswith(told.removeprefix("batched_")):
+    if by_name and not family.removeprefix("batched_").startswith(by_name.removeprefix("batched_")):
         raise TableError(
-            f"{name}: by its name it is of family {told}, not of {family}: name the right one, or rename it"
+            f"{name}: by its name it is of family {by_name}, not of {family}: name the right one, or rename it"
         )
     _check_columns(columns, FAMILIES[family], name=name, ignore=ignore)
     return FAMILIES[family]
@@ -289,20 +289,22 @@ def _by_name(has: set[str], name: str) -> AiterFamily:
 
     Where it does not, a list of shapes is one of any family, and a tuned table is refused.
     """
-    told = family_of_name(name)
+    by_name = family_of_name(name)
     quantised = "q_dtype_w" in has
     if "B" in has:
-        found = next((one for one in (told, f"batched_{told}") if one.startswith("batched_") and one in FAMILIES), "")
-    elif told:
-        family = FAMILIES[told]
-        found = told if not quantised or "q_dtype_w" in (*family.key, *family.also) else ""
+        found = next(
+            (one for one in (by_name, f"batched_{by_name}") if one.startswith("batched_") and one in FAMILIES), ""
+        )
+    elif by_name:
+        family = FAMILIES[by_name]
+        found = by_name if not quantised or "q_dtype_w" in (*family.key, *family.also) else ""
     else:
         found = ""
     text = bool(found) and FAMILIES[found].text
-    odd = "" if text else contradiction(found or told or ("a8w8" if quantised else ""), name)
+    odd = "" if text else contradiction(found or by_name or ("a8w8" if quantised else ""), name)
     if odd or not has.issuperset(FAMILIES[found].needs if found else SHAPES.needs):
         _ask(name, odd)
-    if not found and (told or "B" in has or _RESULTS & has):
+    if not found and (by_name or "B" in has or _RESULTS & has):
         _ask(name)
     return FAMILIES[found] if found else SHAPES
 

@@ -96,7 +96,7 @@ class Problems:
         return found if isinstance(found, str) else found.with_shape(*[row.key[position] for position in self._sizes])
 
 
-def _told(column: str, row: Row, usual: str = "") -> str | None:
+def _dtype_in(column: str, row: Row, usual: str = "") -> str | None:
     """The data type in a column; `usual` for an empty cell and in a table without it, None if that is "".
 
     Raises ProblemError for an empty cell without a default, since it may be any type.
@@ -115,8 +115,8 @@ def _told(column: str, row: Row, usual: str = "") -> str | None:
 def _dense(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     if not dtype and "bias" in row.header.at and not row["bias"]:
         raise ProblemError("column bias is empty")
-    found = {**_shape(values), "bias": values.get("bias", False), "dtype": _told("dtype", row, dtype) or "bf16"}
-    found["out_dtype"] = _told("outdtype", row, dtype and found["dtype"]) or ""
+    found = {**_shape(values), "bias": values.get("bias", False), "dtype": _dtype_in("dtype", row, dtype) or "bf16"}
+    found["out_dtype"] = _dtype_in("outdtype", row, dtype and found["dtype"]) or ""
     quantised = found["dtype"].startswith(("fp8", "fp4")) or found["dtype"] in ("i8", "i4")
     if values.get("scaleAB") and not quantised:
         raise ProblemError(f"scaleAB with {found['dtype']}: AITER multiplies the scales in after the product")
@@ -136,7 +136,7 @@ def _quantised(row: Row, values: dict[str, Any], dtype: str) -> dict[str, Any]:
     scale, weight_state, usual = QUANTISED[family.name]
     if row["preshuffleB"].lower() not in _NO:
         weight_state = "shuffled"
-    found = _told("q_dtype_w", row)
+    found = _dtype_in("q_dtype_w", row)
     if found is None:
         by_name = dtype_told(row.header.file) if scale == "row" else ""
         if by_name == "both":
@@ -276,9 +276,9 @@ def library_of(row: Row) -> str:
     Tables without libtype are of composable kernels and assembly: assembly has mangled names.
     """
     name = row["kernelName"] or row["kernelName1"] or row["kernel_name"]
-    told = row["libtype"] or row["lib"]
-    if told:
-        return told
+    library = row["libtype"] or row["lib"]
+    if library:
+        return library
     return "" if not name else "asm" if name.startswith("_ZN") else name.split("_", 1)[0] if "flydsl" in name else "ck"
 
 

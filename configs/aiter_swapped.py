@@ -45,19 +45,19 @@ class Exchanged:
 
 def exchanged(rows: Sequence[Row]) -> Exchanged | None:
     """What is exchanged in a table that begins with these rows; None where its header seems right."""
-    told = [(row, *figures) for row in rows for figures in _figures(row)]
-    if not told or _share(told, _FAR, {}) > 0.5:
+    measured = [(row, *figures) for row in rows for figures in _figures(row)]
+    if not measured or _share(measured, _FAR, {}) > 0.5:
         return None
-    if len({row["tflops"] for row, *_ in told}) < min(2, len(told)):  # one figure in every row was not measured
+    if len({row["tflops"] for row, *_ in measured}) < min(2, len(measured)):  # one figure in every row was not measured
         return None
-    header = told[0][0].header
+    header = measured[0][0].header
     sizes = [size for size in _SIZES if size in header.at]
     for other in header.columns:
         if other in header.family.key or other in ("us", "tflops"):
             continue
         for size in sizes:
-            if _share(told, _NEAR, {size: other}) >= _MOST:
-                shows = (one for one in told if not _share([one], _FAR, {}) and _share([one], _NEAR, {size: other}))
+            if _share(measured, _NEAR, {size: other}) >= _MOST:
+                shows = (one for one in measured if not _share([one], _FAR, {}) and _share([one], _NEAR, {size: other}))
                 return Exchanged(size, other, next(shows)[0])
     return None
 
@@ -70,12 +70,12 @@ def other_unit(rows: Sequence[Row]) -> tuple[float, str]:
 
     (1, "") where nothing says that they are none.
     """
-    told = [(row, *figures) for row in rows for figures in _figures(row)]
-    if len({row["tflops"] for row, *_ in told}) < 2:
+    measured = [(row, *figures) for row in rows for figures in _figures(row)]
+    if len({row["tflops"] for row, *_ in measured}) < 2:
         return 1.0, ""
     for unit, name in _UNITS.items():
-        if _share([(row, ops * unit, rounded * unit) for row, ops, rounded in told], _NEAR, {}) >= _MOST:
-            row = told[0][0]
+        if _share([(row, ops * unit, rounded * unit) for row, ops, rounded in measured], _NEAR, {}) >= _MOST:
+            row = measured[0][0]
             shown = f"line {row.line}: {row['us']} at {row['tflops']} tflops"
             return unit, f"most rows' tflops fit times in {name}, as which they are read ({shown})"
     return 1.0, ""
@@ -91,12 +91,12 @@ def _figures(row: Row) -> Iterator[tuple[float, float]]:
             yield speed * row.us * 1e6, rounded * row.us * 1e6
 
 
-def _share(told: Sequence[tuple[Row, float, float]], tolerance: float, instead: dict[str, str]) -> float:
+def _share(measured: Sequence[tuple[Row, float, float]], tolerance: float, instead: dict[str, str]) -> float:
     """The share of the rows that agree with their own figures, with other columns in place of some sizes."""
     agree = 0
-    for row, operations, rounded in told:
+    for row, operations, rounded in measured:
         sizes = [whole(row[instead.get(size, size)]) for size in _SIZES if size in row.header.at]
         if all(size is not None for size in sizes):
             named = 2.0 * math.prod(size for size in sizes if size is not None)
             agree += abs(named - operations) <= tolerance * max(named, operations) + rounded
-    return agree / len(told)
+    return agree / len(measured)

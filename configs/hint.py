@@ -81,7 +81,13 @@ class Imported:
         return len(self.hints) - self.kept.total()
 
     def add(
-        self, line: int, row: Mapping[str, Any] | str, *, candidate: Candidate | None = None, why: str = "", **told: Any
+        self,
+        line: int,
+        row: Mapping[str, Any] | str,
+        *,
+        candidate: Candidate | None = None,
+        why: str = "",
+        **fields: Any,
     ) -> None:
         """Keep a row, or reject one that is longer than can be kept. why: for one without a problem, the reason.
 
@@ -93,12 +99,12 @@ class Imported:
             if length > most:
                 self.reject(f"{self.path} line {line}: a {what} of {length} characters, at most {most} are kept")
                 return
-        if told.get("problem") is None:
+        if fields.get("problem") is None:
             self.kept[why or "no problem of gemmtuned's"] += 1
         self.hints.append(
             Hint(
-                format=self.format, family=self.family, kind=told.pop("kind", self.kind), source=self.path, line=line,
-                row=text, candidate=candidate, **told,
+                format=self.format, family=self.family, kind=fields.pop("kind", self.kind), source=self.path, line=line,
+                row=text, candidate=candidate, **fields,
             )
         )  # fmt: skip
 

@@ -72,8 +72,8 @@ class TunedTable:
     def _key(self, row: Row) -> tuple[Any, ...]:
         if row.header.family is self.family and None not in row.key and "fp8" not in row.key:
             return row.key
-        told = {c: dtype_of(v, row) if v == "fp8" else v for c, v in zip(row.header.family.key, row.key, strict=True)}
-        return tuple(_filled({column: told.get(column, _missing(column)) for column in self.family.key}).values())
+        given = {c: dtype_of(v, row) if v == "fp8" else v for c, v in zip(row.header.family.key, row.key, strict=True)}
+        return tuple(_filled({column: given.get(column, _missing(column)) for column in self.family.key}).values())
 
     def _add(self, row: Row) -> None:
         us = time_of(row)

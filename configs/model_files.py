@@ -74,7 +74,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, str]]:
         header: Any = json.loads(read_regular(path, 8 + size)[8:])
     except (OSError, ValueError, RecursionError):
         return
-    for name, told in header.items() if isinstance(header, Mapping) else ():
-        shape = told.get("shape") if isinstance(told, Mapping) else None
+    for name, entry in header.items() if isinstance(header, Mapping) else ():
+        shape = entry.get("shape") if isinstance(entry, Mapping) else None
         if isinstance(shape, list) and len(shape) >= 2 and _WEIGHT.search(str(name)):
-            yield str(name), str(told.get("dtype"))
+            yield str(name), str(entry.get("dtype"))

@@ -156,12 +156,12 @@ def _deepseek(r: Reader) -> list[Weight]:
 
 def _deepseek_sparse(r: Reader) -> list[Weight]:
     """The indexer is in every layer, or in those that `indexer_types` calls full."""
-    told = r.names("indexer_types")
-    at = r.all if told is None else tuple(i for i, one in enumerate(told) if one != "shared")
-    if told is None and r.values.get("index_topk_pattern"):
+    listed = r.names("indexer_types")
+    at = r.all if listed is None else tuple(i for i, one in enumerate(listed) if one != "shared")
+    if listed is None and r.values.get("index_topk_pattern"):
         pattern = str(r.values["index_topk_pattern"])
         at = tuple(i for i in r.all if i < len(pattern) and pattern[i] == "F")
-    elif told is None and (freq := r.size("index_topk_freq", default=1)) > 1:
+    elif listed is None and (freq := r.size("index_topk_freq", default=1)) > 1:
         offset = r.values.get("index_skip_topk_offset", 2)
         at = tuple(i for i in r.all if max(i - offset + 1, 0) % freq == 0)
     return [*latent_attention(r), *indexer(r, at), *_shared_experts(r)]
@@ -170,8 +170,8 @@ def _deepseek_sparse(r: Reader) -> list[Weight]:
 def _llama4(r: Reader) -> list[Weight]:
     """A mixture with a shared expert in every n-th layer, else a plain feed-forward part."""
     step = r.size("interleave_moe_layer_step")
-    told = r.values.get("moe_layers")
-    sparse = tuple(told) if isinstance(told, list) else tuple(range(step - 1, r.layers, step))
+    listed = r.values.get("moe_layers")
+    sparse = tuple(listed) if isinstance(listed, list) else tuple(range(step - 1, r.layers, step))
     width, experts = r.size("intermediate_size"), r.size("num_local_experts")
     dense = minus(r.all, sparse)
     bias = r.flag("attention_bias")
@@ -258,8 +258,8 @@ def _qwen_hybrid(*, joint: bool, dense: bool) -> Make:
 
     def make(r: Reader) -> list[Weight]:
         step = r.size("full_attention_interval", default=4)
-        told = r.names("layer_types") is not None
-        full = r.of_type("full_attention") if told else tuple(range(step - 1, r.layers, step))
+        listed = r.names("layer_types") is not None
+        full = r.of_type("full_attention") if listed else tuple(range(step - 1, r.layers, step))
         bias = r.flag("attention_bias")
         found = [
             *gated_delta(r, minus(r.all, full), joint=joint),
@@ -283,9 +283,9 @@ def _qwen_hybrid(*, joint: bool, dense: bool) -> Make:
 
 def _nemotron_h(r: Reader) -> list[Weight]:
     """Each layer is one thing: Mamba, attention, a feed-forward part or a mixture."""
-    told = r.values.get("layers_block_type") or r.values.get("layer_types")
+    listed = r.values.get("layers_block_type") or r.values.get("layer_types")
     pattern = r.values.get("hybrid_override_pattern")
-    kinds = [_LETTERS.get(one, str(one)) for one in (told if isinstance(told, list) else str(pattern or ""))]
+    kinds = [_LETTERS.get(one, str(one)) for one in (listed if isinstance(listed, list) else str(pattern or ""))]
     if not kinds:
         raise ProblemError(f"config.json: hybrid_override_pattern names no layers, a {r.kind} model needs it")
     r = Reader({**r.values, "num_hidden_layers": len(kinds)}, r.kind, nested=r.nested)  # as transformers counts them
@@ -325,9 +325,9 @@ def _nemotron_nas(r: Reader) -> list[Weight]:
     found: dict[tuple[str, Any], list[int]] = {}
     for i, block in enumerate(blocks):
         for part, name in (("attention", "n_heads_in_group"), ("ffn", "ffn_mult")):
-            told = block[part]
-            if not told.get("no_op"):
-                found.setdefault((part, 0 if told.get("replace_with_linear") else told[name]), []).append(i)
+            listed = block[part]
+            if not listed.get("no_op"):
+                found.setdefault((part, 0 if listed.get("replace_with_linear") else listed[name]), []).append(i)
     weights: list[Weight] = []
     for (part, size), at in found.items():
         layers = tuple(at)

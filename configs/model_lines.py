@@ -152,20 +152,20 @@ def _flat(raw: Mapping[str, list[str]], name: str) -> Iterator[str]:
 
 
 def _line(cells: list[str]) -> Line:
-    told: dict[str, str] = {}
+    words: dict[str, str] = {}
     for cell in cells[3:]:
         word, _, rest = cell.partition(" ")
         if word in _SPLITS:
-            told["split"], told["units"] = word, rest or _UNITS.get(word, "")
+            words["split"], words["units"] = word, rest or _UNITS.get(word, "")
         elif word in ("repeated", "bias", "experts", "if", "per", "once"):
-            told[word] = rest
+            words[word] = rest
         else:
             raise ValueError(f"{cell!r} of {cells[0]} is not understood")
-    maybe = {name: expression(text) for name, text in told.items() if text and name != "split"}
+    maybe = {name: expression(text) for name, text in words.items() if text and name != "split"}
     return Line(
-        cells[0], expression(cells[1]), expression(cells[2]), told.get("split", "whole"), maybe.get("units"),
+        cells[0], expression(cells[1]), expression(cells[2]), words.get("split", "whole"), maybe.get("units"),
         maybe.get("repeated"), maybe.get("bias"), maybe.get("experts"), maybe.get("if"),
-        None if "once" in told else maybe.get("per", expression("layers")),
+        None if "once" in words else maybe.get("per", expression("layers")),
     )  # fmt: skip
 
 
@@ -176,8 +176,8 @@ class _Values(dict[str, Any]):
         super().__init__(more)
         self._section, self._reader, self.read = section, reader, dict[str, Any]()
         self._open: set[str] = set()
-        told = reader.values.get("per_layer_config")  # what single layers have of their own, by number
-        given = told.items() if isinstance(told, Mapping) else ()
+        by_layer = reader.values.get("per_layer_config")  # what single layers have of their own, by number
+        given = by_layer.items() if isinstance(by_layer, Mapping) else ()
         layers = ((whole(str(i)), one) for i, one in given)
         self.layered = {i: one for i, one in layers if i is not None and isinstance(one, Mapping)}
 
@@ -257,7 +257,7 @@ def _weights(line: Line, values: _Values, section: Section, reader: Reader) -> l
         units = _size(values.of(line.units)) if line.units is not None and groups else 1
         repeated = values.of(line.repeated) if line.repeated is not None and groups else 0
     except _NO_VALUE as err:
-        raise ProblemError(_told(line, values.read, reader)) from err
+        raise ProblemError(_what_is_wrong(line, values.read, reader)) from err
     values.pop("i", None)
     why = _why(line, values)
     return [
@@ -287,7 +287,7 @@ def _all_names(one: Expression, section: Section) -> set[str]:
     return found
 
 
-def _told(line: Line, read: Mapping[str, Any], reader: Reader) -> str:
+def _what_is_wrong(line: Line, read: Mapping[str, Any], reader: Reader) -> str:
     """What of config.json is to blame for a line that has no size."""
     absent = [name for name, value in read.items() if value is None]
     odd = {name: value for name, value in read.items() if value is not None and name in reader.values}

@@ -208,9 +208,9 @@ _FIRST_DENSE: Final = ("glm4_moe_lite", "kimi_linear", "mimo_v2_flash")
 
 def sparse_layers(r: Reader, experts: int) -> Layers:
     """The layers that hold a mixture: a list says which, or the first few are dense, or every n-th layer is one."""
-    told = r.names("mlp_layer_types")
-    if told is not None:
-        return tuple(i for i, one in enumerate(told) if one != "dense")
+    listed = r.names("mlp_layer_types")
+    if listed is not None:
+        return tuple(i for i, one in enumerate(listed) if one != "dense")
     freq = r.values.get("moe_layer_freq")
     if isinstance(freq, list):
         return tuple(i for i, one in enumerate(freq[: r.layers]) if one)
@@ -282,5 +282,5 @@ def ahead(r: Reader, weights: Sequence[Weight]) -> list[Weight]:
 def _like(r: Reader, w: Weight) -> bool:
     """Whether a head that guesses ahead has such a weight: as the last layer, or as the last of each kind it names."""
     kinds, heads = r.values.get("hybrid_override_pattern"), r.values.get("mtp_hybrid_override_pattern")
-    told = [kinds.rfind(one) for one in heads] if isinstance(kinds, str) and isinstance(heads, str) else []
-    return not w.part and (w.name == "hc_head.hc_fn" or not set(told or [r.layers - 1]).isdisjoint(w.at))
+    listed = [kinds.rfind(one) for one in heads] if isinstance(kinds, str) and isinstance(heads, str) else []
+    return not w.part and (w.name == "hc_head.hc_fn" or not set(listed or [r.layers - 1]).isdisjoint(w.at))

@@ -72,15 +72,15 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
     """
     inner = next((part for one in TEXTS if isinstance(part := config.get(one), Mapping)), {})
     said = [(part, part[key]) for part in (config, inner) for key in _KEYS if part.get(key)]
-    where, told = next(((part, one) for part, one in said if isinstance(one, Mapping)), (config, None))
-    if told is None and said:
+    where, embedded = next(((part, one) for part, one in said if isinstance(one, Mapping)), (config, None))
+    if embedded is None and said:
         odd = said[0][1]
         return Rules(
             "", notes=[f"quantization_config is {odd!r:.60} and no object, so how weights are kept is not known"]
         )
     more = (beside or {}).get("quantization", beside)
     more = more if isinstance(more, Mapping) else None
-    if told is None and more is None:
+    if embedded is None and more is None:
         named = _NAMED.search(name)
         if named is None:
             return None
@@ -88,10 +88,10 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
             f"the model's name says {named[0]}, and neither config.json nor hf_quant_config.json tells which layers are"
         )
         return Rules("", notes=[f"{why}: none is planned"])
-    if told is not None and more is not None and (against := _against(told, more)):
+    if embedded is not None and more is not None and (against := _against(embedded, more)):
         return Rules("", notes=[f"{against}: which of the two holds is not known, so no weight is planned"])
     try:
-        rules = read({**(more or {}), **(told or {})})
+        rules = read({**(more or {}), **(embedded or {})})
     except (AttributeError, KeyError, TypeError, ValueError) as err:
         return Rules("", notes=[f"quantization_config is not understood ({err}): no weight is planned"])
     rules.text_only = where is not config
@@ -108,10 +108,10 @@ def rules_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None,
     return rules
 
 
-def _against(told: Mapping[str, Any], more: Mapping[str, Any]) -> str:
+def _against(embedded: Mapping[str, Any], more: Mapping[str, Any]) -> str:
     """What config.json and the file beside it say that cannot both be; "" where they agree."""
     theirs = str(more.get("quant_algo") or "").upper()
-    ours = str(told.get("quant_algo") or ("FP8" if "fp8" in str(told.get("quant_method")) else "")).upper()
+    ours = str(embedded.get("quant_algo") or ("FP8" if "fp8" in str(embedded.get("quant_method")) else "")).upper()
     if not theirs or not ours or "MIXED_PRECISION" in (ours, theirs) or more.get("quantized_layers"):
         return ""
     same = theirs == ours or (theirs.startswith("FP8") and ours == "FP8")

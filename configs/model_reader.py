@@ -73,8 +73,8 @@ class Reader:
 
     def size(self, *names: str, default: int | None = None) -> int:
         """The first of these that is there, a whole number above 0."""
-        told = next((name for name in names if self._said(name) is not None), names[0])
-        for name in (told, *names):
+        first = next((name for name in names if self._said(name) is not None), names[0])
+        for name in (first, *names):
             value = self.value(name)
             if value is not None:
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -127,5 +127,5 @@ class Reader:
 
     def of_type(self, *kinds: str) -> Layers:
         """The layers that `layer_types` says are of one of these kinds."""
-        told = self.names("layer_types")
-        return tuple(i for i, one in enumerate(told or ()) if one in kinds)
+        listed = self.names("layer_types")
+        return tuple(i for i, one in enumerate(listed or ()) if one in kinds)

@@ -60,9 +60,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     if folder.is_dir() and not path.is_file():
         raise ProblemError(f"{folder}: no config.json in it. {_instead(folder)}")
     config = _json(path)
-    told = bool(config.get("quantization_config"))
+    is_quantised = bool(config.get("quantization_config"))
     for name, usual in BESIDE.items() if path.name == "config.json" else ():
-        if (beside := path.with_name(name)).exists() and not (told and usual):  # config.json has the quantiser's whole
+        # a config.json that has the quantisation's config has all of it
+        if (beside := path.with_name(name)).exists() and not (is_quantised and usual):
             config[_BESIDE_KEY] = {**usual, **_json(beside)}
             break
     return {**config, _NAME_KEY: path.absolute().parent.name, FOLDER_KEY: str(path.absolute().parent)}
@@ -103,9 +104,9 @@ def _json(path: Path) -> dict[str, Any]:
 def dtype_of(config: Mapping[str, Any]) -> str:
     """torch's name of the dtype the model was saved in, or "" when its config does not say, or says "auto"."""
     for part in (config, _text(config)):
-        for told in (part.get("dtype"), part.get("torch_dtype")):
-            if told and told != "auto":
-                return str(told).removeprefix("torch.")
+        for dtype in (part.get("dtype"), part.get("torch_dtype")):
+            if dtype and dtype != "auto":
+                return str(dtype).removeprefix("torch.")
     return ""
 
 
@@ -229,9 +230,9 @@ def _left_out(r: Reader) -> list[str]:
     """A line about the sizes that a model's config.json does not have, and that transformers fills in."""
     if r.nested:
         return []
-    told = [f"{name} {value}" if isinstance(value, int) else name for name, value in r.taken.items()
+    missing = [f"{name} {value}" if isinstance(value, int) else name for name, value in r.taken.items()
             if not isinstance(value, bool | list) and value != 1]  # fmt: skip
-    return [f"config.json leaves out {', '.join(told)}: as transformers takes a {r.kind}'s"] if told else []
+    return [f"config.json leaves out {', '.join(missing)}: as transformers takes a {r.kind}'s"] if missing else []
 
 
 def task_of(config: Mapping[str, Any]) -> tuple[str, list[str]]:

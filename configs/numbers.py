@@ -40,13 +40,13 @@ def rows_are(number: int) -> str:
     return "1 row is" if number == 1 else f"{number} rows are"
 
 
-def odd_count(told: Mapping[str, object], least: Mapping[str, int]) -> str:
+def odd_count(values: Mapping[str, object], least: Mapping[str, int]) -> str:
     """What is wrong with the first of these parameters that is no whole number of at least so much; "" for none.
 
     One that is missing, or None, is left to whoever has a usual value for it.
     """
     for name, smallest in least.items():
-        value = told.get(name)
+        value = values.get(name)
         if value is not None and (type(value) is not int or value < smallest):
             return f"{name} is {value!r:.40}, expected a whole number of at least {smallest}"
     return ""

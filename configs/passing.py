@@ -1,4 +1,4 @@
-"""What fails for want of something that may be there again a minute later: memory, room on a disk, a compiler.
+"""Whether an error comes from something missing that may be there again soon: memory, room on a disk, a compiler.
 
 Libraries that compile at a first call wrap such an error in one of their own, with pages of a compiler's output.  So
 the errors behind an error are looked at as well, and all that they say.
@@ -43,17 +43,17 @@ _DEEPEST: Final = 20  # errors behind one another
 
 
 def lack_of(err: BaseException) -> str:
-    """What was wanting when this was raised, in a word or two; "" where that does not show."""
+    """What was missing when this was raised, in a word or two; "" where that is not known."""
     return next(filter(None, map(_lack_of_one, _behind(err))), "")
 
 
 def lack_in(text: str) -> str:
-    """What was wanting, as far as a message tells; "" where it does not."""
+    """What was missing, as far as a message says it; "" where it does not."""
     return next((what for what, words in _WORDS if words.search(text)), "")
 
 
-def told(line: str, err: BaseException) -> str:
-    """A line on an error, with what was wanting where the line itself does not say so: `lack_in` finds it there."""
+def with_lack(line: str, err: BaseException) -> str:
+    """A line about an error, with what was missing where it does not say so itself; `lack_in` finds it there."""
     lack = lack_of(err)
     return f"{line} (short of {lack})" if lack and not lack_in(line) else line
 

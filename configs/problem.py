@@ -325,11 +325,11 @@ COLUMNS: Final = tuple(f.name for f in fields(Problem))
 _DEFAULTS: Final = {f.name: f.default for f in fields(Problem)}
 # What "" becomes, column by column in this order
 _IMPLIED: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
-    "wdtype": lambda told: told["dtype"],
-    "out_dtype": lambda told: told["dtype"],
-    "wscale": lambda told: _SCALE_OF_W.get(told["scale"], told["scale"]),
-    "scale_dtype": lambda told: _SCALE_DTYPES.get(told["scale"], "fp32"),
-    "wscale_dtype": lambda told: _SCALE_DTYPES.get(told["wscale"], "fp32"),
+    "wdtype": lambda values: values["dtype"],
+    "out_dtype": lambda values: values["dtype"],
+    "wscale": lambda values: _SCALE_OF_W.get(values["scale"], values["scale"]),
+    "scale_dtype": lambda values: _SCALE_DTYPES.get(values["scale"], "fp32"),
+    "wscale_dtype": lambda values: _SCALE_DTYPES.get(values["wscale"], "fp32"),
 }
 _CLOSED: Final = {
     "dtype": tuple(DTYPES),
@@ -362,18 +362,18 @@ _KINDS: Final = 1024  # problems of a program differ mostly in sizes, so everyth
 @lru_cache(_KINDS)
 def _filled(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """(column, default) for each of _WORDS that is "". Raises ProblemError for an unknown word."""
-    told = dict(zip(_WORDS, words, strict=True))
+    given = dict(zip(_WORDS, words, strict=True))
     filled: dict[str, str] = {}
     for name, of in _IMPLIED.items():
-        if not told[name]:
-            told[name] = filled[name] = of(told)
-    family = told.pop("family")
+        if not given[name]:
+            given[name] = filled[name] = of(given)
+    family = given.pop("family")
     if family not in FAMILIES and not (isinstance(family, str) and OTHERS_FAMILY.fullmatch(family)):
         raise ProblemError(
             f"family is {family!r}, expected one of {', '.join(FAMILIES)}, or package.family of another's"
             f"{did_you_mean(family, FAMILIES)}"
         )
-    for name, value in told.items():
+    for name, value in given.items():
         if value not in (allowed := _CLOSED[name]):
             near = _OF_X if name == "wscale" and value in ZERO_POINTS else did_you_mean(value, allowed)
             raise ProblemError(f"{name} is {value!r}, expected one of {', '.join(allowed)}{near}")
@@ -383,18 +383,18 @@ def _filled(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 @lru_cache(_KINDS)
 def _texts_around(values: tuple[Any, ...]) -> tuple[str, str, str, str]:
     """The text before and after the sizes, in both texts of a problem: `rest` and str()."""
-    told = dict(zip(_OTHERS, values, strict=True))
-    unsaid = {name: _IMPLIED[name](told) if name in _IMPLIED else _DEFAULTS[name] for name in _OTHERS}
-    said = {name: written(value) for name, value in told.items() if value != unsaid[name]}
+    given = dict(zip(_OTHERS, values, strict=True))
+    unsaid = {name: _IMPLIED[name](given) if name in _IMPLIED else _DEFAULTS[name] for name in _OTHERS}
+    said = {name: written(value) for name, value in given.items() if value != unsaid[name]}
     first = "".join(f"{name}={said.pop(name)}," for name in ("family", "batch") if name in said)
     rest = "".join(f",{name}={text}" for name, text in said.items())
-    head = "" if told["family"] == "dense" else f"{told['family']}:"
-    head += told["dtype"]
-    if told["wdtype"] != told["dtype"]:
-        head += f"/{told['wdtype']}"
-    if told["out_dtype"] != told["dtype"]:
-        head += f">{told['out_dtype']}"
-    head += f":{told['batch']}x" if told["batch"] != 1 else ":"
-    tail = "+bias" if told["bias"] else ""
+    head = "" if given["family"] == "dense" else f"{given['family']}:"
+    head += given["dtype"]
+    if given["wdtype"] != given["dtype"]:
+        head += f"/{given['wdtype']}"
+    if given["out_dtype"] != given["dtype"]:
+        head += f">{given['out_dtype']}"
+    head += f":{given['batch']}x" if given["batch"] != 1 else ":"
+    tail = "+bias" if given["bias"] else ""
     tail += "".join(f",{short}={said[name]}" for name, short in SPELLED.items() if name in said)
     return first, rest, head, tail

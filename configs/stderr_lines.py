@@ -94,14 +94,14 @@ class Once:
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
-        self._told: dict[str, None] = {}
+        self._said: dict[str, None] = {}
 
     def is_new(self, text: str) -> bool:
         """True for a text that was not said yet; it counts as said from now on."""
-        new = self._told.pop(text, self) is self
-        self._told[text] = None
-        if len(self._told) > self._most:
-            del self._told[next(iter(self._told))]
+        new = self._said.pop(text, self) is self
+        self._said[text] = None
+        if len(self._said) > self._most:
+            del self._said[next(iter(self._said))]
         return new
 
 

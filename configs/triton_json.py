@@ -215,8 +215,8 @@ def problem_or_reason(file: TileFile, key: str) -> Problem | str:
     if bound is None:
         return f"a tile of kernel {file.name} for a range of M without a bound"
     if ("B" in file.sizes) != file.name.startswith("BATCHED_"):
-        told = "a number" if "B" in file.sizes else "every number"
-        return f"a tile of kernel {file.name} for {told} of matrices (B)"
+        how_many = "a number" if "B" in file.sizes else "every number"
+        return f"a tile of kernel {file.name} for {how_many} of matrices (B)"
     values: dict[str, Any] = {**kind, "batch": file.sizes.get("B", 1)}
     if file.name.endswith("PRESHUFFLED"):
         values["weight_state"] = "shuffled"

@@ -145,8 +145,8 @@ class _Shared:
         return [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]
 
     def __setstate__(self, state: list[Any]) -> None:
-        for each, told in zip(fields(self), state, strict=True):  # type: ignore[arg-type]
-            object.__setattr__(self, each.name, told)
+        for each, value in zip(fields(self), state, strict=True):  # type: ignore[arg-type]
+            object.__setattr__(self, each.name, value)
 
 
 _SHARED: Final[dict[str, Any]] = {name: function for name, function in vars(_Shared).items() if callable(function)}

@@ -35,12 +35,12 @@ def cut(output: IO[bytes] | None) -> None:
     if output is None or output.closed:
         return
     with contextlib.suppress(OSError):
-        told = os.fstat(output.fileno())
-        too_long = told.st_size > LONGEST_BYTES  # some file systems do not tell how much room it takes
-        if not too_long and told.st_blocks * 512 <= MOST_OUTPUT_BYTES:
+        status = os.fstat(output.fileno())
+        too_long = status.st_size > LONGEST_BYTES  # some file systems do not tell how much room it takes
+        if not too_long and status.st_blocks * 512 <= MOST_OUTPUT_BYTES:
             return
-        if too_long or not _emptied(output.fileno(), told.st_size - _KEPT_BYTES):
-            last = os.pread(output.fileno(), _KEPT_BYTES, told.st_size - _KEPT_BYTES)
+        if too_long or not _emptied(output.fileno(), status.st_size - _KEPT_BYTES):
+            last = os.pread(output.fileno(), _KEPT_BYTES, status.st_size - _KEPT_BYTES)
             os.ftruncate(output.fileno(), 0)
             os.write(output.fileno(), last)
 

@@ -214,9 +214,9 @@ class Solutions(Part):
         own, which comes before all other work, and withdrawn if that fails, too; the program that reported it does not
         use it any more.
         """
-        told = "SELECT 1 FROM quarantine WHERE taken_us IS NULL UNION ALL SELECT 1 FROM solution "
-        told += "WHERE reported_us IS NOT NULL AND retired_generation IS NULL LIMIT 1"
-        if not self._db.read(lambda c: c.execute(told).fetchone()):
+        pending = "SELECT 1 FROM quarantine WHERE taken_us IS NULL UNION ALL SELECT 1 FROM solution "
+        pending += "WHERE reported_us IS NOT NULL AND retired_generation IS NULL LIMIT 1"
+        if not self._db.read(lambda c: c.execute(pending).fetchone()):
             return []
 
         def once(conn: sqlite3.Connection) -> list[Solution]:

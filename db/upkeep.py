@@ -127,7 +127,7 @@ def _damage(path: Path, stop: Stop) -> list[str]:
         if not found:
             _decode(conn, stop)
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as err:
-        if stop.told:
+        if stop.is_set:
             raise StoreError(f"{path}: not looked at to the end") from err
         if isinstance(err, MemoryError) or faults.kind(err) != "corrupt":
             raise StoreError(f"{path}: cannot be looked at now ({err or 'out of memory'})") from err
@@ -135,7 +135,7 @@ def _damage(path: Path, stop: Stop) -> list[str]:
     finally:
         stop.conn = None
         conn.close()
-    if stop.told:  # an interrupted check says "ok" or anything
+    if stop.is_set:  # an interrupted check says "ok" or anything
         raise StoreError(f"{path}: not looked at to the end")
     refused = next((line for line in found if _is_refusal(line)), None)
     if refused is not None:
@@ -176,12 +176,12 @@ class Stop:
     """Ends a look at a database from another thread."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.is_set = False
         self.conn: sqlite3.Connection | None = None
 
     def now(self) -> None:
         """Have it end within milliseconds."""
-        self.told = True
+        self.is_set = True
         conn = self.conn
         if conn is not None:
             with contextlib.suppress(sqlite3.ProgrammingError):  # it has ended by itself
@@ -242,7 +242,7 @@ def _decode(conn: sqlite3.Connection, stop: Stop) -> None:
         distinct = "DISTINCT" if len(columns) == 1 else ""  # millions of sightings have a handful of words
         cursor = conn.execute(f'SELECT {distinct} {", ".join(columns)} FROM "{table}"')  # noqa: S608
         while cursor.fetchmany(1000):
-            if stop.told:
+            if stop.is_set:
                 return
 
 

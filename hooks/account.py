@@ -41,7 +41,8 @@ log = logging.getLogger("gemmtuned.hooks")
 class Account:
     """Counts and reports of the process. selections: logs what served each call, if the user asked for that."""
 
-    _told: tuple[object, ...] = ()  # what the line at the start has said in this process, whatever hook was on then
+    # what the line at the start has said in this process, whatever hook was on then
+    _line_said: tuple[object, ...] = ()
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class Account:
         A bug in what else is noted of it is raised at the end: what was read from the counters is there only once.
         """
         native, now, late = self._library.native, phase.current(), PutOff()
-        for told in (native.drain(now) if native is not None else (), self.op_counts.drain()):
-            for sighting in told:
+        for drained in (native.drain(now) if native is not None else (), self.op_counts.drain()):
+            for sighting in drained:
                 with late:
                     if sighting.unserved and len(self._tables.table):  # replays say it whatever there is
                         self._note_unserved(sighting)
@@ -201,15 +202,15 @@ class Account:
         version = sys.modules["gemmtuned"].__version__
         quiet = f"{_misspelt()}(GEMMTUNED_QUIET=1 silences this)"
         if off:
-            Account._told = ()  # once it is on again, that is said again
+            Account._line_said = ()  # once it is on again, that is said again
             say_line(f"gemmtuned {version}: {off}, this program runs stock torch {quiet}")
             return
         if engines.speak():
             return
         what = "" if settings.dispatch else ", counting only" if settings.capture else ""
-        if Account._told == (path, what, settings.home):
+        if Account._line_said == (path, what, settings.home):
             return
-        Account._told = path, what, settings.home
+        Account._line_said = path, what, settings.home
         table = self._tables.table
         rows = len(table)
         held = f"generation {table.generation}, {rows} rows" if table.generation or rows else "nothing tuned yet"

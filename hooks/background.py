@@ -133,7 +133,7 @@ class Background:
         self._running = False
         self._beginning = False  # `start` has made a thread, and none has begun yet
         self._coming = False  # C begins it, or has, and it has not said so
-        self._told = Once()
+        self._logged = Once()
         self._not_before_s: dict[Part, float] = {}  # for parts that have failed
 
     def start(self) -> None:
@@ -300,7 +300,7 @@ class Background:
     def _failed(self, err: BaseException) -> None:
         with suppress(Exception):  # where memory is short, for its words as well
             text = f"{type(err).__name__}: {err}"
-            if self._told.is_new(text):
+            if self._logged.is_new(text):
                 say(f"an error of ours, the program runs on: {text}")
 
 

@@ -102,7 +102,7 @@ class Flusher:
         self._write_until_s = math.inf  # when the last flush must stop writing, of clock.monotonic()
         self._is_stuck = False  # a `pause` gave up on the flush that still runs
         self._is_unread = False  # the last flush had no time to read all counters
-        self._crowd, self._told = Crowd(), Once()
+        self._crowd, self._logged = Crowd(), Once()
         self.complaint = _no_store  # why the store does not take our counts; "" when it does
 
     @property
@@ -285,7 +285,7 @@ class Flusher:
         self._busy_since_s = self._busy_since_s or clock.monotonic()
         if isinstance(err, StoreBusy) and clock.monotonic() - self._busy_since_s < BUSY_TOLD_S:
             aloud = False  # the next flush tries again
-        if aloud and self._told.is_new(text):
+        if aloud and self._logged.is_new(text):
             what = "counts stay in memory" if len(self._pending) else "not all about this process is stored"
             tell(log, WARNING, "%s reason=%s", what, text)
         self.complaint = text
@@ -308,8 +308,8 @@ def _give(of: Flusher, store: GuestStore, late: PutOff, now_s: float) -> bool:
         if environment is None:
             of.dropped += int(sum(sums[0] for sums in counts.values()))
         else:
-            told = sightings(counts)
-            of._at(store.sightings.add, run, environment, told, now_s=now_s, session=of._unsaid)
+            batch = sightings(counts)
+            of._at(store.sightings.add, run, environment, batch, now_s=now_s, session=of._unsaid)
             of._unsaid = None
         of._pending.forget(counts, written=environment is not None)
     if is_all:
@@ -332,7 +332,7 @@ def _environment_of(of: Flusher, place: str) -> Environment | None:
     except Exception as err:
         if place == "cpu":
             raise
-        if of._told.is_new(place):
+        if of._logged.is_new(place):
             tell(log, WARNING, "counts dropped place=%s reason=%s", place, err)
         return None
 

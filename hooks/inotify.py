@@ -45,7 +45,7 @@ class Events(Sleeper):
         self._inodes: dict[int, int] = {}  # by watch: what the kernel says of it as long as it is ours
         self._facts = b""  # what /proc said of the descriptor when all watches were new
         self._lock_fd = FrameLock()  # around opening, using and closing the descriptor
-        self._told: Native | None = None  # the library, once it knows what a forked child is to close
+        self._informed: Native | None = None  # the library, once it knows what a forked child is to close
         self._read_s = 0.0  # when events were read last, of clock.monotonic()
         self.changed = False  # a name that matters, or the folder itself, since it was last set to False
         self.alive = False  # False also when a folder went away, or the descriptor
@@ -75,7 +75,7 @@ class Events(Sleeper):
                 self._names, self._inodes = {}, {}
                 raise
             self._fd, self.alive = fd, True
-            self._told = None
+            self._informed = None
 
     def wait(self, timeout_s: float) -> None:
         """As Sleeper.wait; returns too when something happened in the folders, GAP_S after the last time or later."""
@@ -107,19 +107,19 @@ class Events(Sleeper):
         """Close the descriptor, if it is still ours."""
         with self._lock_fd:
             fd, self._fd, self.alive = self._fd, None, False
-            if self._told is not None:
-                self._told.watched(-1, b"")
+            if self._informed is not None:
+                self._informed.watched(-1, b"")
             if fd is not None and self._is_ours(fd):
                 os.close(fd)
             self._names, self._inodes = {}, {}
 
     def _tell(self, fd: int) -> None:
         native = self.native()
-        if native is not None and native is not self._told:
+        if native is not None and native is not self._informed:
             with self._lock_fd:
                 if fd == self._fd:
                     native.watched(fd, self._facts)
-                    self._told = native
+                    self._informed = native
 
     def descriptor(self) -> int | None:
         """What a forked child will have of it and should close, if it is still ours."""
@@ -158,8 +158,8 @@ class Events(Sleeper):
         found = {}
         for line in facts.decode().splitlines():
             if line.startswith("inotify "):
-                told = dict(part.split(":", 1) for part in line.split()[1:] if ":" in part)
-                found[int(told["wd"])] = int(told["ino"], 16)
+                fields = dict(part.split(":", 1) for part in line.split()[1:] if ":" in part)
+                found[int(fields["wd"])] = int(fields["ino"], 16)
         return found.items() <= self._inodes.items()
 
 

@@ -55,7 +55,7 @@ class Patches:
         self._invariant = ""  # who asks for kernels that are the same for every M
         self._setting = FrameLock()  # around putting something into torch, and taking it back
         self._removed = False
-        self._told_others = Once()
+        self._logged_others = Once()
         self._look_anew_s = 0.0  # a time of clock.monotonic()
         self.foreign = ForeignOperators()
 
@@ -217,7 +217,7 @@ class Patches:
             if self._library.native is not None:
                 self._library.native.take_freed()
         overridden = self.overridden(anew=anew)
-        new = {name: source for name, source in overridden.items() if self._told_others.is_new(name)}
+        new = {name: source for name, source in overridden.items() if self._logged_others.is_new(name)}
         if new:
             tell(log, logging.WARNING, "%s", _of_others(new))
 

@@ -38,7 +38,7 @@ class Ready:
     ) -> None:
         self._is_current, self._make_current, self._wake, self._wait_s = is_current, make_current, wake, wait_s
         self._asked = False
-        self._told: set[bool] = set()
+        self._logged: set[bool] = set()
         self._in_vain = False  # the last wait of a capture
 
     def due_s(self) -> float:
@@ -79,9 +79,9 @@ class Ready:
         done = self.wait(self._wait_s)
         self._in_vain = not done
         took_s = clock.monotonic() - began_s
-        if done in self._told:
+        if done in self._logged:
             return
-        self._told.add(done)
+        self._logged.add(done)
         if done:
             tell(log, logging.INFO, "a graph capture waited for the tuned table waited_s=%.2f", took_s)
         else:

@@ -39,7 +39,7 @@ class UserLoader:
         self.taken: frozenset[bytes] = frozenset()  # what is in use of them, as `usable` said last
         self._good: dict[tuple[str, Path], _Rows] = {}
         self._signatures: dict[Path, Signature] | None = None
-        self._told = Once()
+        self._logged = Once()
 
     def load(self) -> bool:
         """Read the files if one of them changed since the last time; True when they were read."""
@@ -99,7 +99,7 @@ class UserLoader:
         return rows
 
     def _tell(self, what: str) -> None:
-        if self._told.is_new(what):
+        if self._logged.is_new(what):
             tell(log, logging.WARNING, "table not taken reason=%s", what)
 
 

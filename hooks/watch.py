@@ -123,7 +123,7 @@ class Loader:
         self.complaints: list[str] = []  # rows not taken, of the newest table
         self._files: dict[TableFile, tuple[Solutions, list[str]]] = {}
         self._taken: tuple[int, tuple[TableFile, ...]] | None = None  # the newest table: its generation and its files
-        self._told = Once()
+        self._logged = Once()
 
     def load(self, newer_than: int) -> tuple[int, Solutions] | None:
         """(generation, published solutions), or None when nothing newer is there or it cannot be used (said once).
@@ -188,7 +188,7 @@ class Loader:
         self._tell(why)
 
     def _tell(self, what: str) -> None:
-        if self._told.is_new(what):
+        if self._logged.is_new(what):
             tell(log, logging.WARNING, "table not taken reason=%s", what)
 
 

@@ -73,8 +73,8 @@ _WHOLE: Final = ("gate", "router", "q_a_proj", "kv_a_proj_with_mqa", "wk", "wq_b
 def _parallel(weights: list[Weight], config: Any, notes: list[str]) -> list[Weight]:
     """The weights with how tensor parallelism cuts them. notes: gets a line on those that nothing speaks of."""
     text = config.get_text_config()
-    told = text.base_model_tp_plan or {}
-    transposed = "packed_rowwise" in told.values()  # experts that lie the other way round
+    plan = text.base_model_tp_plan or {}
+    transposed = "packed_rowwise" in plan.values()  # experts that lie the other way round
     heads = getattr(text, "num_attention_heads", None) or 1
     units = {"heads": heads, "kv_heads": getattr(text, "num_key_value_heads", None) or heads}
     found, silent = [], []
@@ -82,7 +82,7 @@ def _parallel(weights: list[Weight], config: Any, notes: list[str]) -> list[Weig
         last = w.name.rpartition(".")[2]
         style = _NAMES.get(last)
         if style not in units and not (transposed and w.experts):
-            style = _STYLES.get(told.get(f"layers.*.{w.name}", ""), style)
+            style = _STYLES.get(plan.get(f"layers.*.{w.name}", ""), style)
         if w.part or (style in units and w.n % units[str(style)]):
             style = "whole"
         if style is None and last not in _WHOLE:

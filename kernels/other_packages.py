@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from typing import Final, TypeVar
 
 from gemmtuned.configs.named_points import named_points, package_of
-from gemmtuned.configs.passing import lack_in, told
+from gemmtuned.configs.passing import lack_in, with_lack
 
 logger = logging.getLogger("gemmtuned.kernels")
 _T = TypeVar("_T")
@@ -113,7 +113,7 @@ GUESTS: Final = Guests()
 def reason_of(err: BaseException) -> str:
     """The error on one line, with what was missing where that is known."""
     said = str(err) if isinstance(err, NotRun) else f"{type(err).__name__}: {err}"
-    return told(" ".join(said.split())[:300], err)
+    return with_lack(" ".join(said.split())[:300], err)
 
 
 def is_named(name: str, pattern: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.passing import told
+from gemmtuned.configs.passing import with_lack
 from gemmtuned.configs.priority import give_way
 from gemmtuned.configs.solution import Solution
 from gemmtuned.kernels.backends import BACKENDS
@@ -62,7 +62,7 @@ def spot_check(solution: Solution, *, device: torch.device) -> str:
             Spread.of(exact, family.x_rows(p, inputs, sample)),
         )
     except (GemmtunedError, RuntimeError, ValueError, TypeError, IndexError, MemoryError, OSError) as err:
-        return told(f"spot check: {str(err).splitlines()[0] if str(err) else type(err).__name__}", err)
+        return with_lack(f"spot check: {str(err).splitlines()[0] if str(err) else type(err).__name__}", err)
     if not found.within(allowed):
         return f"spot check: error {found.r:.1e}, allowed {allowed.r:.1e}"
     return ""
@@ -78,7 +78,7 @@ def main() -> int:
             torch.set_num_threads(solution.problem.threads or 1)
             reasons.append(spot_check(solution, device=torch.device("cpu")))
         except (GemmtunedError, RuntimeError) as err:  # noqa: PERF203  one costs that one
-            reasons.append(told(f"spot check: {err}", err))
+            reasons.append(with_lack(f"spot check: {err}", err))
     sys.stdout.write(json.dumps(reasons))
     return 0
 

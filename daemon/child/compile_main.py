@@ -11,7 +11,7 @@ import os
 import sys
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.passing import told
+from gemmtuned.configs.passing import with_lack
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device
 from gemmtuned.daemon.child.worker_main import die_with
@@ -39,9 +39,9 @@ def compile_one(candidate: Candidate, problem: Problem, device: Device) -> str:
     try:
         compile_candidate(candidate, problem, device)
     except CandidateFailed as err:
-        return told(str(err)[:300], err)
+        return with_lack(str(err)[:300], err)
     except (OSError, MemoryError) as err:  # the compiler's cache or this process is at fault
-        return told(f"{type(err).__name__}: {err}"[:300], err)
+        return with_lack(f"{type(err).__name__}: {err}"[:300], err)
     return ""
 
 

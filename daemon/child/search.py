@@ -34,7 +34,7 @@ from typing import Final
 import torch
 
 from gemmtuned.configs.errors import CandidateFailed, TableError, TryLater
-from gemmtuned.configs.passing import told
+from gemmtuned.configs.passing import with_lack
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import DEFAULT_BACKEND, MODES, Candidate, Device, Environment, Solution
 from gemmtuned.daemon.child.arms import Arms
@@ -267,7 +267,7 @@ class _Contest:
         except (Wrong, CandidateFailed) as err:
             self._trials.report(
                 winner.candidate, "verify", "wrong", started,
-                note=told(f"{self.main} {winner.candidate}: {err}", err),
+                note=with_lack(f"{self.main} {winner.candidate}: {err}", err),
             )  # fmt: skip
             return False
         except REFUSALS as err:

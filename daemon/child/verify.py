@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.passing import told
+from gemmtuned.configs.passing import with_lack
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.checks import (
@@ -169,7 +169,7 @@ def default_error(problem: Problem, default: Kernel, *, device: torch.device) ->
 def first_line(err: BaseException) -> str:
     """Type and first line of an exception, since torch's messages run over pages; and what it was short of."""
     lines = str(err).strip().splitlines()
-    return told(f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__, err)
+    return with_lack(f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__, err)
 
 
 def _checks(

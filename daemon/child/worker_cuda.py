@@ -30,7 +30,7 @@ class Speaker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
-        self._told: int | None = None
+        self._reported: int | None = None
 
     def start(self) -> None:
         """Tell from now on; first do nothing, so that at our first word the driver's count has all of our context."""
@@ -50,8 +50,8 @@ class Speaker:
     def tell(self) -> None:
         """Say how much our tensors hold, if that is news."""
         held = torch.cuda.memory_reserved()
-        if self._told is None or abs(held - self._told) >= WORTH_SAYING_BYTES:
-            self._told = held
+        if self._reported is None or abs(held - self._reported) >= WORTH_SAYING_BYTES:
+            self._reported = held
             self.sendall(encode(Memory(held)))
 
     def _watch(self) -> None:

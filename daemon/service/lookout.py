@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from gemmtuned.daemon.service.signals import Told
+from gemmtuned.daemon.service.signals import StopSignal
 
 if TYPE_CHECKING:
     from gemmtuned.daemon.service.service import Daemon
@@ -26,8 +26,8 @@ HANGS_S: Final = 60.0  # then it is not said any more that the daemon is well
 class Lookout:
     """Minds the turns of one daemon, as a context. alive: called meanwhile, for those who want signs of life."""
 
-    def __init__(self, daemon: Daemon, told: Told, alive: Callable[[], object] = lambda: None) -> None:
-        self._daemon, self._told, self._alive = daemon, told, alive
+    def __init__(self, daemon: Daemon, stop: StopSignal, alive: Callable[[], object] = lambda: None) -> None:
+        self._daemon, self._stop, self._alive = daemon, stop, alive
         self._since_s: float | None = None  # when the turn began that is being done, monotonic
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gemmtuned-lookout", daemon=True)
@@ -54,6 +54,6 @@ class Lookout:
             since_s = self._since_s
             held_up_s = 0.0 if since_s is None else time.monotonic() - since_s
             if held_up_s > HELD_UP_S:
-                self._daemon.mind(time.time(), leave=self._told.has_come)
+                self._daemon.mind(time.time(), leave=self._stop.has_come)
                 if held_up_s < HANGS_S:
                     self._alive()

@@ -37,7 +37,7 @@ from gemmtuned.daemon.service.only_one import AnotherRuns, OnlyDaemon, only_daem
 from gemmtuned.daemon.service.rules import Rules
 from gemmtuned.daemon.service.sd_notify import ServiceManager
 from gemmtuned.daemon.service.service import Daemon
-from gemmtuned.daemon.service.signals import Told, signals
+from gemmtuned.daemon.service.signals import StopSignal, signals
 from gemmtuned.daemon.watch.server import Watch
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def run_daemon(
     when nothing could be published for WAIT_S with nothing else to do; and WorkerFailed when no worker can be started.
     Without `once` another running daemon is reported and is no failure.
     """
-    with signals() as told:
+    with signals() as stop:
         try:
             manager = ServiceManager()
-            with only_daemon(settings) as lock, _store(settings, told, manager) as store:
+            with only_daemon(settings) as lock, _store(settings, stop, manager) as store:
                 seats = find_monitors() if monitors is None else monitors
                 daemon = Daemon(
                     settings,
@@ -93,11 +93,11 @@ def run_daemon(
                 for name, meant in unknown_variables().items():
                     logger.warning("unknown variable name=%s meant=%s", name, meant or "unknown")
                 manager.ready("looking for an idle device")
-                _patiently(daemon.resume, told)
+                _patiently(daemon.resume, stop)
                 logger.info("started pid=%d home=%s idle_s=%g", os.getpid(), settings.home, settings.idle_s)
                 listeners = _Listeners(settings, manager, metrics)
-                with Lookout(daemon, told, lambda: listeners.alive(daemon)) as lookout:
-                    return _loop(daemon, lock, told, listeners, lookout, once=once, wait_s=wait_s)
+                with Lookout(daemon, stop, lambda: listeners.alive(daemon)) as lookout:
+                    return _loop(daemon, lock, stop, listeners, lookout, once=once, wait_s=wait_s)
         except AnotherRuns as err:
             if once:
                 raise TryLater(str(err)) from err
@@ -157,24 +157,24 @@ def tune_now(
     if make_worker is None:
         deadlines = None if request.timeout_s is None else Deadlines(timeout_s=request.timeout_s)
         make_worker = partial(Worker, nice=19 if idle else 0, deadlines=deadlines, pieces=Pieces.of(settings))
-    with signals() as told, _store(settings, told) as store:
+    with signals() as stop, _store(settings, stop) as store:
         began_s = time.time()
         daemon = Daemon(
             settings, store, monitors or find_monitors(), make_worker, now_s=began_s, request=request,
             always=not idle, quiet=True,
         )  # fmt: skip
-        _patiently(daemon.resume, told, WAIT_S)
-        _patiently(lambda now_s: store.resume.retry_now(wanted), told, WAIT_S)
+        _patiently(daemon.resume, stop, WAIT_S)
+        _patiently(lambda now_s: store.resume.retry_now(wanted), stop, WAIT_S)
         try:
-            with Lookout(daemon, told) as lookout:
-                states, others = _until_done(daemon, request, wanted, told, lookout, progress)
+            with Lookout(daemon, stop) as lookout:
+                states, others = _until_done(daemon, request, wanted, stop, lookout, progress)
         finally:
             daemon.stop(time.time())
             with contextlib.suppress(StoreError):  # the daemon shall not tune what an interrupt left untried
                 store.leases.unask(request.open(), since_s=began_s)
         environment = next((seat.environment for seat in daemon.seats if seat.environment is not None), None)
         return replace(
-            _results(store, request, wanted, environment, states, told.code),
+            _results(store, request, wanted, environment, states, stop.code),
             others=others,
             crowded=len(request.crowded),
             trouble=daemon.trouble,
@@ -184,7 +184,7 @@ def tune_now(
 def _loop(
     daemon: Daemon,
     lock: OnlyDaemon,
-    told: Told,
+    stop: StopSignal,
     listeners: _Listeners,
     lookout: Lookout,
     *,
@@ -193,7 +193,7 @@ def _loop(
 ) -> int:
     code = 1
     try:
-        while not told.code:
+        while not stop.code:
             now_s = time.time()
             lock.mind()
             with lookout.turn():
@@ -213,8 +213,8 @@ def _loop(
                     f"no device was idle for {wait_s:g} s ({daemon.busiest()}). Wait for quieter times with --wait-s, "
                     "or lower GEMMTUNED_IDLE_S where they are short"
                 )
-            told.wait(daemon.pause_s, daemon.sockets())
-        code = told.code
+            stop.wait(daemon.pause_s, daemon.sockets())
+        code = stop.code
         return code
     except AnotherRuns:
         code = TryLater.exit_code if once else 0
@@ -260,7 +260,7 @@ def _until_done(
     daemon: Daemon,
     request: Request,
     wanted: list[Problem],
-    told: Told,
+    stop: StopSignal,
     lookout: Lookout,
     progress: Callable[[int, int, str], None] | None,
 ) -> tuple[dict[Problem, State], float]:
@@ -268,7 +268,7 @@ def _until_done(
     states: dict[Problem, State] = {}
     others = 0.0
     until_s = time.monotonic() + WAIT_S
-    while not told.code:
+    while not stop.code:
         now_s = time.time()
         with lookout.turn():
             daemon.turn(now_s)
@@ -290,7 +290,7 @@ def _until_done(
             progress(done, len(wanted), " ".join(filter(None, (notice.problem, notice.candidate))) or notice.reason)
         if done == len(wanted) and seat.at_rest:
             break
-        told.wait(daemon.pause_s, daemon.sockets())
+        stop.wait(daemon.pause_s, daemon.sockets())
     return states, others
 
 
@@ -340,11 +340,11 @@ def _raise_if_hopeless(daemon: Daemon) -> None:
             )
 
 
-def _patiently(action: Callable[[float], object], told: Told, wait_s: float = float("inf")) -> None:
+def _patiently(action: Callable[[float], object], stop: StopSignal, wait_s: float = float("inf")) -> None:
     """Call `action` until the store lets it succeed, or a signal comes; raises its StoreError after wait_s."""
     until_s = time.monotonic() + wait_s
     said = ""
-    while not told.code:
+    while not stop.code:
         try:
             action(time.time())
             return
@@ -354,18 +354,18 @@ def _patiently(action: Callable[[float], object], told: Told, wait_s: float = fl
             if str(err) != said:
                 logger.warning("store not ready, tried again reason=%r", str(err))
             said = str(err)
-        told.wait(1.0, [])
+        stop.wait(1.0, [])
 
 
 @contextlib.contextmanager
-def _store(settings: Settings, told: Told, manager: ServiceManager | None = None) -> Iterator[Store]:
+def _store(settings: Settings, stop: StopSignal, manager: ServiceManager | None = None) -> Iterator[Store]:
     from gemmtuned.db.store import Store
 
     def beat() -> None:
         """Called while a damaged database is rebuilt, which takes a minute for a year of counts."""
         if manager is not None:
             manager.busy(time.monotonic(), "salvaging the database")
-        if told.code:
+        if stop.code:
             raise StoreInterrupted(f"{settings.db}: stopped by a signal; the file is as it was, the next start goes on")
 
     until_s = time.monotonic() + OPEN_WAIT_S
@@ -374,7 +374,7 @@ def _store(settings: Settings, told: Told, manager: ServiceManager | None = None
             store = Store(settings.db, locks=settings.locks, timeout_s=STORE_WAIT_S, beat=beat, remembered=REMEMBERED)
             break
         except StoreBusy:
-            if told.code or time.monotonic() > until_s:
+            if stop.code or time.monotonic() > until_s:
                 raise
     try:
         yield store

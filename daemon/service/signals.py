@@ -1,4 +1,4 @@
-"""What signals have asked of the daemon. They only set a flag, and wake the loop."""
+"""Signals that ask the daemon to stop. They only set a flag, and wake the loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import signal
 from collections.abc import Iterator
 
 
-class Told:
-    """What signals have asked for. `code` is the exit code to end with, 0 while there was none."""
+class StopSignal:
+    """Whether a signal has asked to stop. `code` is the exit code to end with, 0 while there was none."""
 
     def __init__(self, wake_fd: int) -> None:
         self.code = 0
@@ -34,15 +34,15 @@ class Told:
 
 
 @contextlib.contextmanager
-def signals() -> Iterator[Told]:
+def signals() -> Iterator[StopSignal]:
     """While it lasts SIGTERM, SIGINT and SIGHUP set a flag and wake the loop; then the former handlers are restored."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    told = Told(read_fd)
+    stop = StopSignal(read_fd)
     closed = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup has it ignored
-    before = [(number, signal.signal(number, told.handle)) for number in (signal.SIGTERM, signal.SIGINT, *closed)]
+    before = [(number, signal.signal(number, stop.handle)) for number in (signal.SIGTERM, signal.SIGINT, *closed)]
     fd_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     try:
-        yield told
+        yield stop
     finally:
         signal.set_wakeup_fd(fd_before)
         for number, handler in before:

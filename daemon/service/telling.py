@@ -30,7 +30,7 @@ class Telling:
 
     def __init__(self, home: Path | None, owner: str, *, now_s: float) -> None:
         self._home, self._owner, self._started_s = home, owner, now_s
-        self._next, self._told = Timer(), object()
+        self._next, self._last_news = Timer(), object()
         self._waits_since_s = now_s
         self._waiting_told: dict[tuple[str, str], float] = {}
         self._forbidden = ""
@@ -56,10 +56,10 @@ class Telling:
             seats=notices,
             elsewhere=upkeep.elsewhere,
         )
-        told = (state, solved, [(n.state, n.problem) for n in notices])
-        if told == self._told and not self._next.is_due(now_s):
+        news = (state, solved, [(n.state, n.problem) for n in notices])
+        if news == self._last_news and not self._next.is_due(now_s):
             return
-        self._told = told
+        self._last_news = news
         if self._forbidden and not forbidden and state != "stopped":
             # Else the log would end with it, though it waits for something else by now
             logger.info("goes on after=%r", self._forbidden)

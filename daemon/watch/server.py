@@ -95,8 +95,8 @@ class Watch:
     def _said(self) -> dict[str, Any]:
         newest = self._newest
         notice, used_s = (asdict(newest[0]), newest[1]) if newest else (None, 0.0)
-        told = {"schema": SCHEMA, "now_s": time.time(), "notice": notice}
-        return {**told, "used_today_s": used_s, **self._looks.said()}
+        answer = {"schema": SCHEMA, "now_s": time.time(), "notice": notice}
+        return {**answer, "used_today_s": used_s, **self._looks.said()}
 
     def _answer(self) -> None:
         while not self._closing:

@@ -92,10 +92,10 @@ def _of_fleet(url: str, by: str, weight: str, limit: int | None, *, as_json: boo
     """The share that is covered, of all hosts that share."""
     from gemmtuned.reports import fleet
 
-    told = of_fleet.told(url)
+    reports = of_fleet.read_reports(url)
     shown = limit if limit is not None or as_json else SHOWN
-    answer = fleet.coverage(told.seen, by=by, weight=weight, limit=shown, now_s=time.time())
-    show(told.report(answer), as_json=as_json)
+    answer = fleet.coverage(reports.seen, by=by, weight=weight, limit=shown, now_s=time.time())
+    show(reports.report(answer), as_json=as_json)
     share: float | None = answer.facts["total"]["covered_share"]
     return share
 

@@ -69,8 +69,8 @@ def explain(
         *unraced_of(found[:MOST], queries.unraced(here.db, since_s=LONGEST_S)),
         *unfit_of(found[:MOST], queries.unfit(here.db, since_s=LONGEST_S)),
     ]
-    told = report(steps, solutions, hints, elsewhere, more, asked=" ".join(what))
-    show(of_database(told, here), as_json=as_json)
+    answer = report(steps, solutions, hints, elsewhere, more, asked=" ".join(what))
+    show(of_database(answer, here), as_json=as_json)
     if not any(rows for _, rows in steps):
         raise typer.Exit(1)
 

@@ -127,17 +127,17 @@ def _wanted(here: Settings, objects: Objects | None) -> tuple[list[Wanted], list
     from gemmtuned.fleet import demand, seen
     from gemmtuned.fleet.host import host_name, trust
 
-    told, refused = seen.read_all(objects, trust(here)) if objects is not None else ([], [])
+    reports, refused = seen.read_all(objects, trust(here)) if objects is not None else ([], [])
     if here.db.exists():
         from gemmtuned.db.store import Store
 
         us = host_name(here)
         store = Store(here.db, locks=here.locks)
         try:
-            told = [one for one in told if one.host != us] + demand.of_store(store, us, now_s=time.time())
+            reports = [one for one in reports if one.host != us] + demand.of_store(store, us, now_s=time.time())
         finally:
             store.close()
-    return demand.wanted(told, now_s=time.time()), refused
+    return demand.wanted(reports, now_s=time.time()), refused
 
 
 _Done = tuple["Ran", Sequence["Wanted"], int, int, Sequence[str]]

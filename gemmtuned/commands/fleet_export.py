@@ -50,7 +50,7 @@ def export(
     from gemmtuned.fleet import views
 
     refuse_own(out, settings())
-    found = of_fleet.told(url)
+    found = of_fleet.read_reports(url)
     tables = {
         f"counts.{to}": (COUNTS, views.counts_rows(found.seen)),
         f"figures.{to}": (FIGURES, views.figures_rows(found.seen)),

@@ -37,8 +37,8 @@ def gains(
         of_fleet.refuse({"--unused": unused, "--by layer": by == "layer", "--run": run is not None})
         from gemmtuned.reports import fleet as of_all
 
-        told = of_fleet.told(url)
-        show(told.report(of_all.gains(told.seen, every=every, limit=limit, now_s=time.time())), as_json=as_json)
+        reports = of_fleet.read_reports(url)
+        show(reports.report(of_all.gains(reports.seen, every=every, limit=limit, now_s=time.time())), as_json=as_json)
         return
     of_fleet.refuse_url(url)
     here = settings()

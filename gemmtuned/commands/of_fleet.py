@@ -27,7 +27,7 @@ Url = Annotated[
 
 
 @dataclass(frozen=True)
-class Told:
+class FleetReports:
     """What hosts tell at a URL, and why some are left out."""
 
     url: str
@@ -45,7 +45,7 @@ class Told:
         return replace(report, facts=facts, notes=notes)
 
 
-def told(url: str) -> Told:
+def read_reports(url: str) -> FleetReports:
     """Read it. Raises SettingError without a URL or for one that cannot be used, TryLater."""
     from gemmtuned.fleet.host import trust
     from gemmtuned.fleet.opening import open_objects
@@ -57,7 +57,7 @@ def told(url: str) -> Told:
         raise SettingError("no URL: name one with --url, or set GEMMTUNED_SYNC")
     objects = open_objects(url)
     whom = trust(here)
-    return Told(url, objects, whom, *read_all(objects, whom))
+    return FleetReports(url, objects, whom, *read_all(objects, whom))
 
 
 def refuse(options: Mapping[str, bool]) -> None:

@@ -338,10 +338,10 @@ def _report(wanted: Wanted, done: Tuned, notes: list[str]) -> Report:
     return Report("tune", tables, facts, notes=[*wanted.notes, *notes, said])
 
 
-def _reasons(told: Iterable[str]) -> Iterator[str]:
+def _reasons(messages: Iterable[str]) -> Iterator[str]:
     """Why some were put off, each reason once with how many: those that differ in figures alone are one."""
     alike: dict[str, list[str]] = {}
-    for reason in told:
+    for reason in messages:
         alike.setdefault(re.sub(r"[0-9.]+", "0", reason), []).append(reason)
     for reasons in alike.values():
         yield f"{len(reasons)} put off: {reasons[0]}"

@@ -34,10 +34,10 @@ def untuned(
         of_fleet.refuse({"--by layer": by == "layer", "--run": run is not None})
         from gemmtuned.reports import fleet as of_all
 
-        told = of_fleet.told(url)
-        key = told.trust.key
-        found = of_all.untuned(told.seen, told.objects, limit=limit, now_s=time.time(), key=key)
-        show(told.report(found), as_json=as_json)
+        reports = of_fleet.read_reports(url)
+        key = reports.trust.key
+        found = of_all.untuned(reports.seen, reports.objects, limit=limit, now_s=time.time(), key=key)
+        show(reports.report(found), as_json=as_json)
         return
     of_fleet.refuse_url(url)
     here = settings()

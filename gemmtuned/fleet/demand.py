@@ -56,10 +56,10 @@ class _Sum:
     hosts: set[str] = field(default_factory=set)
 
 
-def wanted(told: Iterable[Seen], *, now_s: float) -> list[Wanted]:
+def wanted(reports: Iterable[Seen], *, now_s: float) -> list[Wanted]:
     """The units without a verdict on the hosts that tell this, worth most first. now_s: as UTC seconds."""
     sums: dict[tuple[str, Problem, str], _Sum] = {}
-    for one in told:
+    for one in reports:
         for problem, covers, sizes, worth in _units(one, stale_us=round(now_s * 1e6) - STALE_US):
             total = sums.setdefault((one.environment.key, problem, covers), _Sum(one.environment))
             if one.updated_us > total.updated_us:

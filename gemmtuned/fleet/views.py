@@ -26,7 +26,7 @@ SLOW: Final = 1.1  # a card that is slower by so much is named
 Row = dict[str, Any]
 
 
-def coverage(told: Iterable[Seen], by: str) -> list[Row]:
+def coverage(reports: Iterable[Seen], by: str) -> list[Row]:
     """Sums over the counts by host, device, family or problem; most time first.
 
     tuned_problems: those with a verdict for all calls on every host that makes them.
@@ -35,7 +35,7 @@ def coverage(told: Iterable[Seen], by: str) -> list[Row]:
     hosts: dict[tuple[str, str], set[str]] = defaultdict(set)
     called: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     waits: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
-    for one in told:
+    for one in reports:
         device, folder = one.environment.device.key, environment_name(one.environment)
         for count in one.counts:
             name = {"host": one.host, "device": device, "problem": count["problem"]}.get(by)
@@ -57,10 +57,10 @@ def coverage(told: Iterable[Seen], by: str) -> list[Row]:
 _SUMMED: Final = ("problems", "tuned_problems", "calls", "hits", "time_us", "covered_calls", "covered_time_us")
 
 
-def untuned(told: Iterable[Seen], held: Collection[tuple[str, str]]) -> list[Row]:
+def untuned(reports: Iterable[Seen], held: Collection[tuple[str, str]]) -> list[Row]:
     """Problems that hosts wait for, worth most first. held: (environment, unit) that somebody has claimed."""
     sums: dict[tuple[str, str], Row] = {}
-    for one in told:
+    for one in reports:
         folder = environment_name(one.environment)
         for count in one.counts:
             if count["covered"]:
@@ -78,11 +78,13 @@ def untuned(told: Iterable[Seen], held: Collection[tuple[str, str]]) -> list[Row
     return sorted(sums.values(), key=lambda row: (-row["worth_us"], -row["calls"], row["problem"], row["device"]))
 
 
-def held(objects: Objects, told: Iterable[Seen], *, clock_s: float, key: bytes | None = None) -> set[tuple[str, str]]:
+def held(
+    objects: Objects, reports: Iterable[Seen], *, clock_s: float, key: bytes | None = None
+) -> set[tuple[str, str]]:
     """(environment, unit) of the claims that hold. clock_s: by the clock of the store."""
     if not objects.can_claim:
         return set()
-    folders = {environment_name(one.environment) for one in told}
+    folders = {environment_name(one.environment) for one in reports}
     return {
         (folder, unit)
         for folder in folders
@@ -91,10 +93,10 @@ def held(objects: Objects, told: Iterable[Seen], *, clock_s: float, key: bytes |
     }
 
 
-def solutions(told: Iterable[Seen]) -> list[Row]:
+def solutions(reports: Iterable[Seen]) -> list[Row]:
     """Each kernel in use by problem, mode and environment: hosts, their median times, the spread, who found it."""
     rows = []
-    for (folder, problem, mode, covers, backend, config), found in _alike(told).items():
+    for (folder, problem, mode, covers, backend, config), found in _alike(reports).items():
         times = [figure["us"] for _, figure in found]
         finders = sorted({figure["found_by"] or host for host, figure in found})
         us, baseline_us = median(times), median(figure["baseline_us"] for _, figure in found)
@@ -107,10 +109,10 @@ def solutions(told: Iterable[Seen]) -> list[Row]:
     return sorted(rows, key=lambda row: (row["backend"] == DEFAULT_BACKEND, -row["speedup"], row["problem"]))
 
 
-def hosts(told: Sequence[Seen]) -> list[Row]:
+def hosts(reports: Sequence[Seen]) -> list[Row]:
     """Each host and environment: what it found and took over, and how its card compares."""
     compared: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
-    for (folder, problem, *_), found in _alike(told).items():
+    for (folder, problem, *_), found in _alike(reports).items():
         if len(found) < MIN_HOSTS:
             continue
         for name in ("us", "baseline_us"):
@@ -118,7 +120,7 @@ def hosts(told: Sequence[Seen]) -> list[Row]:
             for host, figure in found:
                 compared[host, folder].append((figure[name] / middle, problem))
     rows = []
-    for one in told:
+    for one in reports:
         folder = environment_name(one.environment)
         ratios = compared[one.host, folder]
         rows.append({
@@ -132,10 +134,10 @@ def hosts(told: Sequence[Seen]) -> list[Row]:
     return sorted(rows, key=lambda row: (-(row["slower"] or 0.0), row["host"], row["device"]))
 
 
-def _alike(told: Iterable[Seen]) -> dict[tuple[str, ...], list[tuple[str, Row]]]:
+def _alike(reports: Iterable[Seen]) -> dict[tuple[str, ...], list[tuple[str, Row]]]:
     """(host, figure) of figures that say the same: environment, problem, mode, covers and kernel."""
     found: dict[tuple[str, ...], list[tuple[str, Row]]] = defaultdict(list)
-    for one in told:
+    for one in reports:
         for row in one.figures:
             names = (row["problem"], row["mode"], row["covers"], row["backend"], row["config"])
             found[(environment_name(one.environment), *names)].append((one.host, row))
@@ -154,14 +156,14 @@ def _add(row: Row, **more: float) -> None:
         row[name] += value
 
 
-def counts_rows(told: Iterable[Seen]) -> list[Row]:
+def counts_rows(reports: Iterable[Seen]) -> list[Row]:
     """Every count with host and environment, for people's own tools."""
-    return [{**_of(one), **_problem(row), **row} for one in told for row in one.counts]
+    return [{**_of(one), **_problem(row), **row} for one in reports for row in one.counts]
 
 
-def figures_rows(told: Iterable[Seen]) -> list[Row]:
+def figures_rows(reports: Iterable[Seen]) -> list[Row]:
     """Every figure with host and environment, for people's own tools."""
-    return [{**_of(one), **_problem(row), **row} for one in told for row in one.figures]
+    return [{**_of(one), **_problem(row), **row} for one in reports for row in one.figures]
 
 
 def _of(one: Seen) -> Row:

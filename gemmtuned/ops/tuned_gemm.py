@@ -42,7 +42,7 @@ from gemmtuned.ops.tensors import some_tensor
 log = logging.getLogger("gemmtuned.ops")
 CACHED: Final = 4096  # AITER's
 _FAMILY: Final = "bf16"
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 class TunedGemm:
@@ -267,8 +267,8 @@ def _count(key: GemmKey, place: str) -> None:
 
 
 def _tell_once(what: str) -> None:
-    if what not in _told:
-        _told.add(what)
+    if what not in _warned:
+        _warned.add(what)
         log.warning("%s", what)
 
 

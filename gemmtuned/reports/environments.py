@@ -21,7 +21,7 @@ def abridged(keys: Iterable[str]) -> dict[str, str]:
     for key, (device, *stamps) in parts.items():
         near = [set(other[1:]) for other in parts.values() if other[0] == device]
         common = set.intersection(*near)
-        told = [one for one in stamps if one.startswith(f"{DEFAULT_BACKEND}=") or one not in common]
-        short[key] = " ".join([device, *(one.replace(f"/{device}", "") for one in told)])
+        shown = [one for one in stamps if one.startswith(f"{DEFAULT_BACKEND}=") or one not in common]
+        short[key] = " ".join([device, *(one.replace(f"/{device}", "") for one in shown)])
     distinct = len(set(short.values())) == len(short)
     return short if distinct else {key: key for key in parts}

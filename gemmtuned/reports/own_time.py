@@ -29,11 +29,11 @@ def with_own_time(rows: Iterable[Row], own: Mapping[str, Mapping[str, Any]]) -> 
     is set.  A run on several devices has its time in the row of the device with most GEMM time.
     """
     found: list[dict[str, Any]] = []
-    told: set[str] = set()
+    named: set[str] = set()
     for row in sorted(rows, key=lambda row: -row["time_us"]):
-        of_it = own.get(row["run"], {}) if row["run"] not in told else {}
+        of_it = own.get(row["run"], {}) if row["run"] not in named else {}
         wall_us, waited_us = float(of_it.get("wall_us", 0.0)), float(of_it.get("waited_us", 0.0))
-        told.add(row["run"])
+        named.add(row["run"])
         found.append({**row, **_shares(row, wall_us, waited_us)})
     return found
 

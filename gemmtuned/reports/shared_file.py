@@ -157,8 +157,8 @@ def _lines(text: bytes) -> list[str]:
     return list(StringIO(text.decode("utf-8-sig", errors="replace"), newline=None))
 
 
-def _facts(told: os.stat_result) -> _Facts:
-    return told.st_ino, told.st_mtime_ns, told.st_size
+def _facts(status: os.stat_result) -> _Facts:
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _at(path: Path) -> _Facts | None:

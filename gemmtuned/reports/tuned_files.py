@@ -74,10 +74,10 @@ class TunedTable:
         self._seen = Watched()
         if not self._read():
             named_family(family.name, self._columns, name=str(path))  # else nobody could read it by its name
-            told = family_of_name(path.name)
-            if told.startswith("batched_") and "B" not in self._columns and not family_of_columns(self._columns):
+            by_name = family_of_name(path.name)
+            if by_name.startswith("batched_") and "B" not in self._columns and not family_of_columns(self._columns):
                 raise TableError(
-                    f"{path}: by its name it is of family {told}, and the rows to be written are of {family.name}, "
+                    f"{path}: by its name it is of family {by_name}, and the rows to be written are of {family.name}, "
                     f"which have no batch: name it as AITER does, such as {canonical_name(family.name, 'tuned')}"
                 )
         require_writable(path)

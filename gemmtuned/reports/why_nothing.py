@@ -13,8 +13,8 @@ def why_off(settings: Settings, *, program: bool = False) -> list[str]:
     """
     if program and (settings.disabled or not settings.native):
         names = filter(is_given, ("GEMMTUNED_DISABLE", "AITER_BYPASS_TUNE_CONFIG"))
-        told = " and ".join(f"{name}=1" for name in names) if settings.disabled else "GEMMTUNED_NATIVE=0"
-        return [f"SWITCHED OFF: {told}, so the program runs stock torch and nothing is counted. Unset it to go on."]
+        cause = " and ".join(f"{name}=1" for name in names) if settings.disabled else "GEMMTUNED_NATIVE=0"
+        return [f"SWITCHED OFF: {cause}, so the program runs stock torch and nothing is counted. Unset it to go on."]
     if not settings.switched_off:
         return []
     return [f"SWITCHED OFF: {settings.kill_switch} exists, every program runs stock torch. Remove it to go on."]

@@ -219,9 +219,9 @@ def _compile(path: Path, torch: Path) -> Path:
         temporary.chmod(0o755)
         facts = {"bytes": temporary.stat().st_size, "sha256": sha256(temporary.read_bytes()).hexdigest()}
         _put(temporary, path)
-        told = temporary.with_name(f"{temporary.name}.json")
-        told.write_text(json.dumps(facts), encoding="utf-8")
-        _put(told, _facts(path))
+        facts_file = temporary.with_name(f"{temporary.name}.json")
+        facts_file.write_text(json.dumps(facts), encoding="utf-8")
+        _put(facts_file, _facts(path))
     except OSError as err:
         raise BuildFailed(f"{path.parent}: the native hook was not kept ({err.strerror})") from err
     finally:
@@ -287,8 +287,8 @@ def _abi(torch: Path) -> str:
         text = (torch / "share/cmake/Torch/TorchConfig.cmake").read_text("utf-8")
     except OSError:
         return "1"
-    told = (after[:1] for after in text.split("_GLIBCXX_USE_CXX11_ABI=")[1:])
-    return next((one for one in told if one in ("0", "1")), "1")
+    values = (after[:1] for after in text.split("_GLIBCXX_USE_CXX11_ABI=")[1:])
+    return next((one for one in values if one in ("0", "1")), "1")
 
 
 def _libstdcxx() -> str:

@@ -8,7 +8,7 @@ from subprocess import CalledProcessError
 import pytest
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.passing import lack_in, lack_of, told
+from gemmtuned.configs.passing import lack_in, lack_of, with_lack
 
 
 class OutOfMemoryError(RuntimeError):
@@ -73,8 +73,8 @@ def wrapped(inner: BaseException) -> RuntimeError:
 )
 def test_what_was_wanting_is_told_and_found_again_in_the_line(err: BaseException, lack: str) -> None:
     assert lack_of(err) == lack
-    assert lack_in(told(f"{type(err).__name__}: {str(err).splitlines()[0] if str(err) else ''}", err)) == lack
-    assert lack or told("it refused", err) == "it refused"
+    assert lack_in(with_lack(f"{type(err).__name__}: {str(err).splitlines()[0] if str(err) else ''}", err)) == lack
+    assert lack or with_lack("it refused", err) == "it refused"
 
 
 def test_an_error_raised_again_apart_from_its_cause_does_not_speak_for_it() -> None:

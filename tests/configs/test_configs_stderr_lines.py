@@ -19,7 +19,7 @@ def test_a_text_is_new_once_and_the_memory_of_texts_is_bounded() -> None:
     assert told.is_new("a")  # forgotten
     for number in range(10_000):
         assert told.is_new(f"error at {number}")
-    assert len(told._told) == 3
+    assert len(told._said) == 3
 
 
 ANOTHERS = {
