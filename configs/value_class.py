@@ -1,18 +1,20 @@
-"""`value_class`: as dataclass(frozen=True, slots=True), which takes four times as long to make a class.
+"""`value_class`: as dataclass(frozen=True, slots=True), which takes ten times as long to make a class.
 
-Every program with the hook makes a dozen of these classes when it starts.  `dataclass` compiles six functions for each,
-one by one (Python 3.11: 1 to 3 ms of CPU a class); here only `__init__` is compiled, with the first value, and all
-classes share the others.
-`fields`, `replace` and `asdict` of the standard library, copies, pickles and type checkers take them as they are.
+Every program with the hook makes a dozen of these classes when it starts, and a few values of most.  `dataclass`
+compiles six functions for each class, one by one (Python 3.11: 1 to 3 ms of CPU a class).  Here all classes share their
+functions, `__init__` is compiled only for a class of which many values are made, and what `fields`, `replace` and
+`asdict` of the standard library ask for is made when they ask.  Copies, pickles and type checkers take them as they
+are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, replace
 from functools import partial
+from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -23,6 +25,8 @@ else:
 
 
 _Class = TypeVar("_Class")
+_set = object.__setattr__
+_FEW: Final = 32  # values of a class, from which on it is worth compiling its `__init__`
 
 
 @overload
@@ -39,17 +43,63 @@ def value_class(cls: type[Any] | None = None, /, *, kw_only: bool = False) -> An
         return partial(value_class, kw_only=kw_only)
     if cls.__bases__ != (object,):
         raise TypeError(f"{cls.__qualname__} has the base {cls.__bases__[0].__qualname__}: make it a dataclass")
-    made: Any = dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    own = fields(made)
+    own = tuple(_Own(name, cls.__dict__.get(name, MISSING)) for name in cls.__annotations__)
+    made = _with_slots(cls, own, kw_only)
     functions = {
-        "__init__": _late_init(made, own),
-        "__eq__": _eq([each.name for each in own if each.compare]),
-        "__hash__": _hash([each.name for each in own if (each.compare if each.hash is None else each.hash)]),
+        "__init__": _late_init(made, own, kw_only),
+        "__eq__": _eq([each.name for each in own if each.compared]),
+        "__hash__": _hash([each.name for each in own if each.hashed]),
     }
     for name, function in (functions | _SHARED).items():
         if name not in cls.__dict__:
             setattr(made, name, function)
     return made
+
+
+class _Own:
+    """An attribute of a class. given: its default, a Field, or MISSING."""
+
+    __slots__ = ("compared", "default", "factory", "given", "hashed", "name")
+
+    def __init__(self, name: str, given: Any) -> None:
+        self.name, self.given = name, given
+        self.default, self.factory = given, cast("Any", MISSING)
+        self.compared = self.hashed = True
+        if isinstance(given, Field):
+            self.default, self.factory, self.compared = given.default, given.default_factory, given.compare
+            self.hashed = given.compare if given.hash is None else given.hash
+
+
+def _with_slots(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
+    """The class once more, with a slot for each attribute, as `dataclass` does it."""
+    names = tuple(each.name for each in own)
+    left = {name: it for name, it in vars(cls).items() if name not in {*names, "__dict__", "__weakref__"}}
+    late = {name: _Late(own, kw_only) for name in ("__dataclass_fields__", "__dataclass_params__")}
+    kind: Any = type(cls)
+    made = kind(
+        cls.__name__, cls.__bases__, {**left, **late, "__slots__": names, "__match_args__": () if kw_only else names}
+    )
+    made.__qualname__ = cls.__qualname__
+    return made
+
+
+class _Late:
+    """What `dataclass` says of a class, made when first asked for."""
+
+    def __init__(self, own: tuple[_Own, ...], kw_only: bool) -> None:
+        self._own, self._kw_only = own, kw_only
+
+    def __set_name__(self, made: Any, name: str) -> None:
+        self._made, self._name = made, name
+
+    def __get__(self, _: object, __: type[Any]) -> Any:
+        made = self._made
+        shadow = type(made.__name__, (), {each.name: each.given for each in self._own if each.given is not MISSING})
+        shadow.__module__, shadow.__annotations__ = made.__module__, made.__annotations__
+        whole: Any = dataclass(init=False, repr=False, eq=False, kw_only=self._kw_only)(shadow)
+        for name in ("__dataclass_fields__", "__dataclass_params__"):
+            setattr(made, name, getattr(whole, name))
+        return getattr(made, self._name)
 
 
 def _eq(names: list[str]) -> Callable[[Any, object], bool]:
@@ -72,18 +122,48 @@ def _hash(names: list[str]) -> Callable[[Any], int]:
     return __hash__
 
 
-def _late_init(cls: type[Any], own: tuple[Field[Any], ...]) -> Any:
-    """`__init__`, which is compiled with the first value: many programs make none of most classes."""
+def _late_init(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
+    """`__init__`, which is compiled once there are many values: programs make few of most classes, or none."""
+    nth = count()
 
     def compiled() -> Any:
-        cls.__init__ = init = _init(cls, own)
+        cls.__init__ = init = _init(cls, own, kw_only)
         return init
 
     def __init__(self: Any, *args: Any, **named: Any) -> None:
-        compiled()(self, *args, **named)
+        if next(nth) >= _FEW or not _fill(self, own, () if kw_only else own, args, named):
+            compiled()(self, *args, **named)  # for wrong arguments, too, which it has the words for
+        elif hasattr(cls, "__post_init__"):
+            self.__post_init__()
 
     __init__.__dict__["compiled"] = compiled
     return __init__
+
+
+def _fill(
+    value: Any, own: tuple[_Own, ...], positional: tuple[_Own, ...], args: tuple[Any, ...], named: dict[str, Any]
+) -> bool:
+    """Give a new value its attributes; False where the arguments are not those of its class."""
+    if len(args) > len(positional):
+        return False
+    left = len(named)
+    for number, each in enumerate(own):
+        name = each.name
+        if number < len(args):
+            given = args[number]
+            if name in named:
+                return False
+        elif name in named:
+            given = named[name]
+            left -= 1
+        elif each.default is not MISSING:
+            given = each.default
+        elif each.factory is not MISSING:
+            given = each.factory()
+        else:
+            return False
+        _set(value, name, given)
+    return not left
 
 
 class _Signature:
@@ -98,33 +178,30 @@ class _Signature:
         return whole.replace(parameters=[*whole.parameters.values()][1:])
 
 
-def _init(cls: type[Any], own: tuple[Field[Any], ...]) -> Any:
+def _init(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
     """Compile `__init__(self, first, second=default, ...)`, as `dataclass` would write it for a frozen class."""
-    known: dict[str, Any] = {"_set": object.__setattr__, "_missing": MISSING}
-    takes, sets = ["self"], []
-    for kw_only in (False, True):
-        of_kind = [each for each in own if each.kw_only is kw_only]
-        takes += ["*"] if kw_only and of_kind else []
-        for each in of_kind:
-            name, default = each.name, f"_default_{each.name}"
-            given = name
-            if each.default is not MISSING:
-                known[default] = each.default
-                takes.append(f"{name}={default}")
-            elif each.default_factory is not MISSING:
-                known[default] = each.default_factory
-                takes.append(f"{name}=_missing")
-                given = f"{default}() if {name} is _missing else {name}"
-            else:
-                takes.append(name)
-            sets.append(f"_set(self, {name!r}, {given})")
+    known: dict[str, Any] = {"_set": _set, "_missing": MISSING}
+    takes, sets = ["self", "*"] if kw_only and own else ["self"], []
+    for each in own:
+        name, default = each.name, f"_default_{each.name}"
+        given = name
+        if each.default is not MISSING:
+            known[default] = each.default
+            takes.append(f"{name}={default}")
+        elif each.factory is not MISSING:
+            known[default] = each.factory
+            takes.append(f"{name}=_missing")
+            given = f"{default}() if {name} is _missing else {name}"
+        else:
+            takes.append(name)
+        sets.append(f"_set(self, {name!r}, {given})")
     if hasattr(cls, "__post_init__"):
         sets.append("self.__post_init__()")
     made: dict[str, Any] = {}
     exec(f"def __init__({', '.join(takes)}):\n " + "\n ".join(sets or ["pass"]), known, made)  # noqa: S102
     init = made["__init__"]
     init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-    init.__annotations__ = {each.name: each.type for each in own} | {"return": None}
+    init.__annotations__ = {**cls.__annotations__, "return": None}
     return init
 
 
@@ -140,6 +217,9 @@ class _Shared:
 
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __replace__(self, **changed: Any) -> Any:
+        return replace(self, **changed)  # type: ignore[type-var]
 
     def __getstate__(self) -> list[Any]:
         return [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]

@@ -132,6 +132,19 @@ def test_wrong_arguments_are_refused_by_name(point: Any, keys: Any) -> None:
         keys(1)
 
 
+@pytest.mark.parametrize("values", [0, 100])
+def test_the_first_values_and_those_after_many_are_made_alike(values: int) -> None:
+    Point, Keys = point_of(value_class, "AnyPoint"), keys_of(value_class(kw_only=True), "AnyKeys")
+    for number in range(values):
+        assert (Point(number, seen=(number,)).x, Keys(b=number).a) == (number, number)
+    made = Point(3, "z", told={"a": 1})
+    assert (made.x, made.y, made.seen, made.told) == (3, "z", (), {"a": 1})
+    assert Point(3).told is not Point(3).told
+    for wrong in (lambda: Point(3, x=3), lambda: Point(1, "", (), {}, 5), lambda: Point(y="y"), lambda: Keys(a=1)):
+        with pytest.raises(TypeError, match=r"__init__\(\)"):
+            wrong()
+
+
 def test_its_own_functions_are_kept(keys: Any) -> None:
     assert repr(keys(b=2)) == "<2 2>"
     assert keys(b=2) == keys(a=2, b=2)
