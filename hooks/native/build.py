@@ -33,12 +33,12 @@ from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.temporary import temporary_path
 
-SOURCES: Final = tuple(
-    sorted(path.name for path in Path(__file__).resolve().parent.iterdir() if path.suffix in (".cpp", ".h", ".map"))
-)
+_FILES: Final = os.listdir(os.path.realpath(f"{__file__}/.."))  # noqa: PTH208  in each start of each program
+SOURCES: Final = tuple(sorted(name for name in _FILES if name.endswith((".cpp", ".h", ".map"))))
 FLAGS: Final = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-plt", "-fno-semantic-interposition")
 _GLIBCXX: Final = rb"GLIBCXX_3\.4\.(\d+)"  # compiled where a library is built, not by each program that starts
 MOST_BYTES: Final = 1 << 20  # that are kept of the compiler's output
+PIECE_BYTES: Final = 1 << 16
 ROOM_BYTES: Final = 32 << 20
 LASTING_S: Final = 7 * 86400.0  # how long an error in the sources is believed: the compiler may be upgraded
 RETRY_S: Final = 60.0  # after the first failure of another kind; then four times as long, up to
@@ -117,9 +117,18 @@ def is_whole(path: Path) -> bool:
     """Whether the library is what was built, to the last byte."""
     try:
         facts = json.loads(read_small(_facts(path)))
-        return bool(facts["bytes"] == path.stat().st_size and facts["sha256"] == sha256(path.read_bytes()).hexdigest())
+        return bool(facts["bytes"] == path.stat().st_size and facts["sha256"] == _sha256_of(path))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
+
+
+def _sha256_of(path: Path) -> str:
+    """Of a file, read in pieces of few pages: each program that starts asks for that of the library."""
+    digest, room = sha256(), memoryview(bytearray(PIECE_BYTES))
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        while count := file.readinto(room):
+            digest.update(room[:count])
+    return digest.hexdigest()
 
 
 def failure(cache: Path) -> str | None:
@@ -217,7 +226,7 @@ def _compile(path: Path, torch: Path) -> Path:
                 f"the native hook does not compile with {cxx}: {reason} (all in {path.with_suffix('.log')})"
             )
         temporary.chmod(0o755)
-        facts = {"bytes": temporary.stat().st_size, "sha256": sha256(temporary.read_bytes()).hexdigest()}
+        facts = {"bytes": temporary.stat().st_size, "sha256": _sha256_of(temporary)}
         _put(temporary, path)
         facts_file = temporary.with_name(f"{temporary.name}.json")
         facts_file.write_text(json.dumps(facts), encoding="utf-8")
