@@ -6,7 +6,7 @@ Python half of the same table.  A test fails where the file is not what this wri
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.frame_lock import FrameLock
@@ -32,12 +32,13 @@ _new_family = FrameLock()
 _NAMES: Final = {number: name for name, number in DTYPES.items()}
 
 
-class Field(NamedTuple):
+class Field:
     """A member of the key. size: bytes of an unsigned integer; times: how many, for room that is not used yet."""
 
-    name: str
-    size: int
-    times: int = 1
+    __slots__ = ("name", "size", "times")
+
+    def __init__(self, name: str, size: int, times: int = 1) -> None:
+        self.name, self.size, self.times = name, size, times
 
 
 FIELDS: Final = (  # widest first, so that there are no gaps

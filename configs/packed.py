@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
 from operator import attrgetter
 from typing import Final, overload
 
 from gemmtuned.configs.problem import COLUMNS, Problem
 from gemmtuned.configs.solution import Solution
+from gemmtuned.configs.value_class import names_of
 
 _FORM: Final = 2  # the newest in which equal values always have equal bytes
-_OWN: Final = tuple(f.name for f in fields(Solution) if f.name != "problem")
+_OWN: Final = tuple(name for name in names_of(Solution) if name != "problem")
 _of_problem: Final = attrgetter(*COLUMNS)
 _of_solution: Final = attrgetter(*_OWN)
 _PUT_PROBLEM: Final = [getattr(Problem, name).__set__ for name in COLUMNS]  # both are frozen

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
@@ -23,7 +23,7 @@ from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.spelling import NUMBERS, REST_OF_0_1_0, SPELLED, SWITCHES, values_of, written
-from gemmtuned.configs.value_class import value_class
+from gemmtuned.configs.value_class import defaults_of, names_of, value_class
 
 # Our short names with torch's ScalarType numbers: the native table packs the number, everything else uses the name.
 DTYPES: Final[dict[str, int]] = {
@@ -321,8 +321,8 @@ def as_by_default(problem: Problem, *, gpu: bool) -> Problem:
     return replace(problem, math_mode="reduced") if reduces and problem.math_mode == "ieee" else problem
 
 
-COLUMNS: Final = tuple(f.name for f in fields(Problem))
-_DEFAULTS: Final = {f.name: f.default for f in fields(Problem)}
+COLUMNS: Final = names_of(Problem)
+_DEFAULTS: Final = defaults_of(Problem)
 # What "" becomes, column by column in this order
 _IMPLIED: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
     "wdtype": lambda values: values["dtype"],

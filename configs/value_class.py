@@ -10,11 +10,11 @@ are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -43,12 +43,12 @@ def value_class(cls: type[Any] | None = None, /, *, kw_only: bool = False) -> An
         return partial(value_class, kw_only=kw_only)
     if cls.__bases__ != (object,):
         raise TypeError(f"{cls.__qualname__} has the base {cls.__bases__[0].__qualname__}: make it a dataclass")
-    own = tuple(_Own(name, cls.__dict__.get(name, MISSING)) for name in cls.__annotations__)
+    own = {name: cls.__dict__.get(name, MISSING) for name in cls.__annotations__}
     made = _with_slots(cls, own, kw_only)
     functions = {
         "__init__": _late_init(made, own, kw_only),
-        "__eq__": _eq([each.name for each in own if each.compared]),
-        "__hash__": _hash([each.name for each in own if each.hashed]),
+        "__eq__": _eq([name for name, given in own.items() if not isinstance(given, Field) or given.compare]),
+        "__hash__": _hash([name for name, given in own.items() if not isinstance(given, Field) or _is_hashed(given)]),
     }
     for name, function in (functions | _SHARED).items():
         if name not in cls.__dict__:
@@ -56,29 +56,28 @@ def value_class(cls: type[Any] | None = None, /, *, kw_only: bool = False) -> An
     return made
 
 
-class _Own:
-    """An attribute of a class. given: its default, a Field, or MISSING."""
-
-    __slots__ = ("compared", "default", "factory", "given", "hashed", "name")
-
-    def __init__(self, name: str, given: Any) -> None:
-        self.name, self.given = name, given
-        self.default, self.factory = given, cast("Any", MISSING)
-        self.compared = self.hashed = True
-        if isinstance(given, Field):
-            self.default, self.factory, self.compared = given.default, given.default_factory, given.compare
-            self.hashed = given.compare if given.hash is None else given.hash
+def names_of(cls: type[Any]) -> tuple[str, ...]:
+    """The attributes of a value class in their order, as `fields` has them."""
+    return tuple(cls.__own__)
 
 
-def _with_slots(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
+def defaults_of(cls: type[Any]) -> dict[str, Any]:
+    """The same with their defaults, of a class without `field(...)`; dataclasses.MISSING where there is none."""
+    return dict(cls.__own__)
+
+
+def _is_hashed(given: Field[Any]) -> bool:
+    return given.compare if given.hash is None else given.hash
+
+
+def _with_slots(cls: type[Any], own: dict[str, Any], kw_only: bool) -> Any:
     """The class once more, with a slot for each attribute, as `dataclass` does it."""
-    names = tuple(each.name for each in own)
+    names = tuple(own)
     left = {name: it for name, it in vars(cls).items() if name not in {*names, "__dict__", "__weakref__"}}
     late = {name: _Late(own, kw_only) for name in ("__dataclass_fields__", "__dataclass_params__")}
+    more = {"__own__": own, "__slots__": names, "__match_args__": () if kw_only else names}
     kind: Any = type(cls)
-    made = kind(
-        cls.__name__, cls.__bases__, {**left, **late, "__slots__": names, "__match_args__": () if kw_only else names}
-    )
+    made = kind(cls.__name__, cls.__bases__, {**left, **late, **more})
     made.__qualname__ = cls.__qualname__
     return made
 
@@ -86,7 +85,7 @@ def _with_slots(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
 class _Late:
     """What `dataclass` says of a class, made when first asked for."""
 
-    def __init__(self, own: tuple[_Own, ...], kw_only: bool) -> None:
+    def __init__(self, own: dict[str, Any], kw_only: bool) -> None:
         self._own, self._kw_only = own, kw_only
 
     def __set_name__(self, made: Any, name: str) -> None:
@@ -94,7 +93,7 @@ class _Late:
 
     def __get__(self, _: object, __: type[Any]) -> Any:
         made = self._made
-        shadow = type(made.__name__, (), {each.name: each.given for each in self._own if each.given is not MISSING})
+        shadow = type(made.__name__, (), {name: given for name, given in self._own.items() if given is not MISSING})
         shadow.__module__, shadow.__annotations__ = made.__module__, made.__annotations__
         whole: Any = dataclass(init=False, repr=False, eq=False, kw_only=self._kw_only)(shadow)
         for name in ("__dataclass_fields__", "__dataclass_params__"):
@@ -122,7 +121,7 @@ def _hash(names: list[str]) -> Callable[[Any], int]:
     return __hash__
 
 
-def _late_init(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
+def _late_init(cls: type[Any], own: dict[str, Any], kw_only: bool) -> Any:
     """`__init__`, which is compiled once there are many values: programs make few of most classes, or none."""
     nth = count()
 
@@ -131,7 +130,7 @@ def _late_init(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
         return init
 
     def __init__(self: Any, *args: Any, **named: Any) -> None:
-        if next(nth) >= _FEW or not _fill(self, own, () if kw_only else own, args, named):
+        if next(nth) >= _FEW or (args and kw_only) or not _fill(self, own, args, named):
             compiled()(self, *args, **named)  # for wrong arguments, too, which it has the words for
         elif hasattr(cls, "__post_init__"):
             self.__post_init__()
@@ -140,30 +139,25 @@ def _late_init(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
     return __init__
 
 
-def _fill(
-    value: Any, own: tuple[_Own, ...], positional: tuple[_Own, ...], args: tuple[Any, ...], named: dict[str, Any]
-) -> bool:
+def _fill(value: Any, own: dict[str, Any], args: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Give a new value its attributes; False where the arguments are not those of its class."""
-    if len(args) > len(positional):
-        return False
-    left = len(named)
-    for number, each in enumerate(own):
-        name = each.name
-        if number < len(args):
-            given = args[number]
-            if name in named:
-                return False
-        elif name in named:
+    taken = 0
+    for number, (name, default) in enumerate(own.items()):
+        if name in named:
             given = named[name]
-            left -= 1
-        elif each.default is not MISSING:
-            given = each.default
-        elif each.factory is not MISSING:
-            given = each.factory()
+            taken += 1
+            if number < len(args):
+                return False
+        elif number < len(args):
+            given = args[number]
         else:
-            return False
+            given = default
+            if isinstance(default, Field):
+                given = default.default if default.default_factory is MISSING else default.default_factory()
+            if given is MISSING:
+                return False
         _set(value, name, given)
-    return not left
+    return taken == len(named) and len(args) <= len(own)
 
 
 class _Signature:
@@ -178,23 +172,20 @@ class _Signature:
         return whole.replace(parameters=[*whole.parameters.values()][1:])
 
 
-def _init(cls: type[Any], own: tuple[_Own, ...], kw_only: bool) -> Any:
+def _init(cls: type[Any], own: dict[str, Any], kw_only: bool) -> Any:
     """Compile `__init__(self, first, second=default, ...)`, as `dataclass` would write it for a frozen class."""
     known: dict[str, Any] = {"_set": _set, "_missing": MISSING}
     takes, sets = ["self", "*"] if kw_only and own else ["self"], []
-    for each in own:
-        name, default = each.name, f"_default_{each.name}"
-        given = name
-        if each.default is not MISSING:
-            known[default] = each.default
-            takes.append(f"{name}={default}")
-        elif each.factory is not MISSING:
-            known[default] = each.factory
-            takes.append(f"{name}=_missing")
-            given = f"{default}() if {name} is _missing else {name}"
-        else:
-            takes.append(name)
-        sets.append(f"_set(self, {name!r}, {given})")
+    for name, given in own.items():
+        default, value, takes_default = f"_default_{name}", name, f"{name}=_default_{name}"
+        known[default] = given
+        if isinstance(given, Field):
+            known[default] = given.default
+            if given.default_factory is not MISSING:
+                known[default] = given.default_factory
+                value, takes_default = f"{default}() if {name} is _missing else {name}", f"{name}=_missing"
+        takes.append(name if known[default] is MISSING else takes_default)
+        sets.append(f"_set(self, {name!r}, {value})")
     if hasattr(cls, "__post_init__"):
         sets.append("self.__post_init__()")
     made: dict[str, Any] = {}
@@ -209,7 +200,9 @@ class _Shared:
     """What all values do with the same function."""
 
     def __repr__(self) -> str:
-        shown = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)  # type: ignore[arg-type]
+        own: dict[str, Any] = self.__own__  # type: ignore[attr-defined]
+        names = (name for name, given in own.items() if not isinstance(given, Field) or given.repr)
+        shown = (f"{name}={getattr(self, name)!r}" for name in names)
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def __setattr__(self, name: str, _: object) -> None:
@@ -222,11 +215,11 @@ class _Shared:
         return replace(self, **changed)  # type: ignore[type-var]
 
     def __getstate__(self) -> list[Any]:
-        return [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]
+        return [getattr(self, name) for name in names_of(type(self))]
 
     def __setstate__(self, state: list[Any]) -> None:
-        for each, value in zip(fields(self), state, strict=True):  # type: ignore[arg-type]
-            object.__setattr__(self, each.name, value)
+        for name, value in zip(names_of(type(self)), state, strict=True):
+            _set(self, name, value)
 
 
 _SHARED: Final[dict[str, Any]] = {name: function for name, function in vars(_Shared).items() if callable(function)}

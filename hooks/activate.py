@@ -310,7 +310,7 @@ def _after_fork_in_parent() -> None:
     paused = forks.was_paused(_getframe().f_back)
     if paused is None or paused.hook is None:
         return
-    if paused.how is Fork.ENDED and paused.hook is _hook:
+    if paused.how == Fork.ENDED and paused.hook is _hook:
         with suppress(OSError):
             paused.hook.background.begin_again(paused.hook.native)
 

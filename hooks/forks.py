@@ -17,7 +17,6 @@ from gemmtuned.configs.unpatched import builtins
 if TYPE_CHECKING:
     from types import FrameType
 
-    from gemmtuned.hooks.background import Fork
     from gemmtuned.hooks.hook import Hook
 
 __builtins__ = builtins
@@ -37,7 +36,7 @@ class Paused(Running):
         here = caller or _getframe()
         super().__init__(here, at=here.f_lasti)
         self.hook, self.called_by_c = hook, caller is None
-        self.how: Fork | None = None
+        self.how = ""  # one of background.Fork
         self.flushes = False  # none goes on
         self.at_us = clock.now_ns() // 1000  # Unix time
 
@@ -92,4 +91,4 @@ def in_child() -> None:
     """Forget those of other threads, and what those of this one have done to the parent's thread."""
     of_all_threads[:] = of_this_thread()
     for fork in of_all_threads:
-        fork.how = None
+        fork.how = ""

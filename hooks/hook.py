@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.file_size import no_signal_at_a_limit
@@ -47,13 +47,11 @@ FORK_S: Final = 0.02  # the longest wait for it before a fork: mostly it sleeps
 _parents: list[_Parts] = []  # a forked child keeps its parent's parts: to free them would close the parent's SQLite
 
 
-class _Parts(NamedTuple):
+class _Parts:
     """What the thread of a process does by turns, and the thread itself."""
 
-    flusher: Flusher
-    watcher: Watcher
-    ready: Ready
-    background: Background
+    def __init__(self, flusher: Flusher, watcher: Watcher, ready: Ready, background: Background) -> None:
+        self.flusher, self.watcher, self.ready, self.background = flusher, watcher, ready, background
 
     def close_inherited(self) -> None:
         """In a forked child, of its parent's: what it has of the descriptor, if that is still ours."""
@@ -237,7 +235,7 @@ class Hook:
 
     # ---- forks
 
-    def before_fork(self, fork: Running) -> Fork:
+    def before_fork(self, fork: Running) -> str:
         """Wait until the thread sleeps, which it mostly does already."""
         if self._parts is None:
             return Fork.BESIDE

@@ -17,6 +17,7 @@ the daemon's and the commands' to bring up to date.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLite database
+_FILES: Final = os.listdir(os.path.dirname(__file__))  # noqa: PTH208, PTH120  in each start of each program
+_FOLDER: Final = Path(__file__).parent
 STEPS: Final = tuple(
-    sorted(
-        path
-        for path in Path(__file__).parent.iterdir()
-        if path.name[:4].isdecimal() and path.name[4:5] == "_" and path.suffix == ".sql"
-    )
+    _FOLDER / name for name in sorted(_FILES) if name[:4].isdecimal() and name[4:5] == "_" and name.endswith(".sql")
 )
 SCHEMA: Final = len(STEPS)
 NEXT: Final = "\n-- next\n"  # between the statements of schema.sql
