@@ -123,7 +123,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _sha256_of(path: Path) -> str:
-    """Of a file, read in pieces of few pages: each program that starts asks for that of the library."""
+    """The hash of a file, read in small pieces: each program that starts asks for that of the library."""
     digest, room = sha256(), memoryview(bytearray(PIECE_BYTES))
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
         while count := file.readinto(room):
