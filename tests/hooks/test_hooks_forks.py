@@ -89,7 +89,7 @@ def test_a_child_runs_none_of_our_python_and_has_no_descriptor_of_ours(home: Hom
         IDLE
         + """
     from gemmtuned.hooks import activate
-    wait_for(lambda: at_rest() and activate.current().watcher.events._told)
+    wait_for(lambda: at_rest() and activate.current().watcher.events._informed)
 
     def inotify():
         return sum("inotify" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
@@ -119,7 +119,7 @@ def test_a_child_closes_no_descriptor_of_the_programs_under_our_number(home: Hom
         IDLE
         + """
     from gemmtuned.hooks import activate
-    wait_for(lambda: at_rest() and activate.current().watcher.events._told)
+    wait_for(lambda: at_rest() and activate.current().watcher.events._informed)
     fd = activate.current().watcher.events.descriptor()
     read, write = os.pipe()
     os.dup2(read, fd)
