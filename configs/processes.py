@@ -43,7 +43,7 @@ def _answers(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether it was told to stop where it is (SIGSTOP, Ctrl-Z, a debugger), and was not told yet to go on."""
+    """Whether it was told to stop where it is (SIGSTOP, Ctrl-Z, a debugger), and not yet to go on."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
     except (OSError, IndexError):
@@ -88,7 +88,7 @@ _newest_pid = os.getpid()
 
 
 def own_process() -> int:
-    """A number that no process has had from which this one was forked, though C code forked it and told nobody.
+    """A number that no process has had from which this one was forked, also where C code forked it unnoticed.
 
     A child may have its parent's pid, as the first process of another PID namespace has whose parent is the first of
     its own.  So this goes by a page of memory that Linux empties in each forked child, and by the pid as well: what

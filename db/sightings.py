@@ -84,7 +84,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, last_seen_us = max(last_seen_us, excluded.last_seen_us)
 """
 # wanted_of: the solution that they cannot have; 0 where the file has none, as that of other users' programs. A name
-# that stands there for it already is not added again. What was told of an older table says nothing of a newer solution
+# that stands there for it already is not added again. What was reported of an older table says nothing of a newer
+# solution
 ADD_WANTED: Final = """
 UPDATE demand SET wanted = CASE WHEN wanted = '' OR wanted_of IS NOT coalesce(solution_id, 0) THEN :operator
         WHEN instr(' ' || wanted || ' ', ' ' || :operator || ' ') THEN wanted

@@ -1,7 +1,7 @@
 """The log of a database that lay here before: `mv` puts another file in its place, and leaves the log.
 
-SQLite would take it for the new file's and read its pages over those of that, which is then damaged.  It is told by
-what was seen of it beside the file before: its number, which a later log may have again, and the first half of its
+SQLite would take it for the new file's and read its pages over those of that, which is then damaged.  It is recognised
+by what was seen of it beside the file before: its number, which a later log may have again, and the first half of its
 salt, which rises by one each time a log begins anew and is drawn by chance for another one.
 """
 

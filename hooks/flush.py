@@ -2,7 +2,7 @@
 
 Nothing here runs on the call path, and between two flushes the process holds no descriptor, mapping or lock of the
 store.  Counts that the store cannot take now (locked, full, unreachable) stay in memory, summed up and bounded, until
-a later flush; the program is told once.
+a later flush; the program reports that once.
 
 A problem that is new is written with the next flush.  More calls of a problem that the store has from this process
 wait for the fifth flush, or for the beat (pending.py).  A killed process loses at most one interval of new problems

@@ -44,7 +44,7 @@ def require_standard(name: str) -> None:
 
 
 def import_ahead(settings: Settings) -> None:
-    """Import what our thread needs, in the program's. What fails here is tried again, and told, by who needs it."""
+    """Import what our thread needs, in the program's. What fails here is tried again, and reported, by who needs it."""
     with suppress(Exception), importing():
         if settings.capture:
             require_standard("sqlite3")

@@ -34,7 +34,7 @@ class OpCounts:
 
     def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
         """One call; outcome, graph: as of a Sighting."""
-        if self._process != own_process():  # C code forked this process, and nobody has told Python
+        if self._process != own_process():  # C code forked this process, which Python did not learn
             self.reset()
         key = problem, place, outcome, graph, current()
         with self._lock:

@@ -6,8 +6,8 @@
 
 Keys are token counts; the nearest is taken for others.  Newer files say `triton_version`, SGLang's folders are named
 `triton_3_4_0`.  With E the file is a mixture's and N the width of one expert's shard: neither the model's width nor
-top-k is told, so an entry is no problem of ours and is kept as it stands.  With N and K alone it is a dense product,
-whose entries are seeds.  A file whose name tells neither is kept, and taken for neither.  Source: vLLM's fused_moe.py
+top-k is known, so an entry is no problem of ours and is kept as it stands.  With N and K alone it is a dense product,
+whose entries are seeds.  A file whose name has neither is kept, and taken for neither.  Source: vLLM's fused_moe.py
 and fp8_utils.py.
 """
 

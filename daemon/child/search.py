@@ -4,7 +4,7 @@
     Screening   short races of all candidates, which leave the promising    screening.py
     Races       one race, and when its times count                          races.py
     Arms        operands in memory, and the candidates' calls on them       arms.py
-    Trials      what the parent is told of each candidate                   trials.py
+    Trials      what the parent learns of each candidate                   trials.py
     Beside      the winner raced with kernels of serving engines            engines.py
 
 Torch's default is timed first and is always a candidate.  All others are screened against it in short races, and the

@@ -1,7 +1,7 @@
 """What parent and worker say to each other: JSON with its length before it, over a socket of their own.
 
 Not over stdout, which compilers write to, and not pickled: the worker runs foreign kernels, so the parent checks every
-field it is told.  Both halves import this file, hence no torch.
+field that it receives.  Both halves import this file, hence no torch.
 """
 
 from __future__ import annotations

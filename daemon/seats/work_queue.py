@@ -292,7 +292,7 @@ def mismatch(work: Work, found: tuple[Solution, ...]) -> str:
 
 
 def owner_name() -> str:
-    """`host:pid:boot.start.namespace`: no two processes ever have the same, so that a dead owner can be told.
+    """`host:pid:boot.start.namespace`: no two processes ever have the same, so that a dead owner is recognised.
 
     start counts from boot, so that a clock that is set does not make a living owner look dead.  Containers may share
     host name and home but number processes each for itself: namespace is that of pid, "" where it is not known.

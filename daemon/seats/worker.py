@@ -173,7 +173,7 @@ class Worker:
         """The messages that have come since the last call, without waiting.
 
         Raises WorkerDied or WorkerHung, but only after all earlier messages have been returned, so that no result is
-        lost; not when the child ended because we told it to.  Raises PieceFailed where a piece of another package is to
+        lost; not when the child ended on our order.  Raises PieceFailed where a piece of another package is to
         blame, and WorkerFailed for a message that makes no sense.  In all these cases the child has been ended.
         """
         cut(self._output)

@@ -153,7 +153,7 @@ class Daemon:
                     self.rules.spend(now_s, passed_s)
                     self._keep_rules()
                 seat.look(now_s, forbidden=forbidden)
-        for seat in self.seats:  # all workers that must leave have been told, so they end at the same time
+        for seat in self.seats:  # all workers that must leave have their order, so they end at the same time
             seat.act(now_s)
             if seat.in_use:
                 self.last_used_s = now_s

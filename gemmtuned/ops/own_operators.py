@@ -21,4 +21,4 @@ def register(schema: str, stock: Callable[..., None]) -> None:
 
 
 def _nothing(out: Tensor, *operands: Tensor | None) -> None:
-    """What a compiler is told: the result is written where it lies."""
+    """The form for a compiler, which only learns that the result is written in place."""

@@ -74,8 +74,8 @@ class Captures {
         const Outcome outcome = is_what_runs(e.by, found) ? found.outcome : e.outcome;
         // The bit says only that some route might not serve the launch. Whether the table in use has a solution that may
         // not serve it is decided by the reader of the record (hooks/unserved.py).
-        const bool told = outcome == MISS && e.by != 0;
-        const uint64_t unserved = told ? uint64_t{1} << (e.by == NOBODY ? kUnfit : e.by) : 0;
+        const bool unserved_by_some = outcome == MISS && e.by != 0;
+        const uint64_t unserved = unserved_by_some ? uint64_t{1} << (e.by == NOBODY ? kUnfit : e.by) : 0;
         out.push_back({e.key, {}, 0, 0, unserved});
         out.back().calls[outcome] = (replays - e.seen) * e.launches;
         e.seen = replays;

@@ -72,7 +72,7 @@ struct ScaledGroupsCall {
   bool fast, routable;
 };
 
-// scales: what both stand for, told after the operands are known to be groups of rows that fit.
+// scales: gives what both stand for; called after the operands are known to be groups of rows that fit.
 template <class Scales, class Stock>
 Tensor scaled_groups(const ScaledGroupsCall& c, const Scales& scales, const Stock& stock) {
   Problem p;

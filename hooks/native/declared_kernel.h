@@ -34,10 +34,10 @@ void declared_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   if (!given_x.defined() || !w.defined() || w.dim() != 2) return stock();
   const Tensor x = as_rows(given_x), b = f.form == SCALED_NK ? turned_round(w) : w;
   if (!x.defined()) return stock();
-  const c10::IValue told = argument(f.out);
-  const auto out = y.defined()    ? y.scalar_type()
-                   : told.isInt() ? static_cast<at::ScalarType>(told.toInt())
-                                  : x.scalar_type();
+  const c10::IValue named = argument(f.out);
+  const auto out = y.defined()     ? y.scalar_type()
+                   : named.isInt() ? static_cast<at::ScalarType>(named.toInt())
+                                   : x.scalar_type();
   Problem p;
   // `describe` is asked for a scaled product, because it makes only dense ones batch-invariant. No product of another
   // package's family is batch-invariant, so a program that wants batch invariance runs the package's own operator.

@@ -86,6 +86,6 @@ class OurThread:
     def begin_soon(self) -> None:
         """Have C begin the thread of `at_first_count` once the fork by Python is over, if no count has begun it before.
 
-        For the main thread, within a hook after a fork that was told as one by Python.
+        For the main thread, within a hook after a fork of which Python knows.
         """
         self._lib.gt_begin_soon()

@@ -123,12 +123,15 @@ def _array_of(count: int) -> type[ctypes.Array[Record]]:
 
 
 class _Batch:
-    """Records that were fetched and not told yet. phase: of their calls. was_told: whether any was."""
+    """Records that were fetched and not given out yet.
+
+    phase: the phase in which their calls were made.  was_given: whether any sighting of them was given out.
+    """
 
     def __init__(self, phase: str) -> None:
-        self.phase, self.was_told = phase, False
+        self.phase, self.was_given = phase, False
         self.records = _array_of(_ROOM)()
-        self.count, self._at = _ROOM, 0  # those without calls say nothing
+        self.count, self._at = _ROOM, 0  # records without calls give no sighting
         self._made: list[Sighting] = []  # from the record before, and not given yet
 
     def keep(self, count: int) -> None:
@@ -137,13 +140,14 @@ class _Batch:
         self.records = _array_of(1 << (count - 1).bit_length() if count else 0).from_buffer_copy(self.records)
 
     def begin(self, count: int) -> None:
-        """So many are there, and none was told."""
+        """The batch holds `count` records, of which none was given out."""
         self.count, self._at = count, 0
 
-    def telling(self) -> Iterator[Sighting]:
-        """What is left. A record counts as told once all that it says was made: an exception until then loses nothing.
+    def left(self) -> Iterator[Sighting]:
+        """The sightings that are left. An exception until all sightings of a record were made loses none of them.
 
-        One by one: the objects of a slice would start the garbage collector.  A signal's handler may tell meanwhile.
+        One by one: the objects of a slice would start the garbage collector.  A signal's handler may take some
+        meanwhile.
         """
         while self._made or self._at < self.count:
             if not self._made:
@@ -156,17 +160,17 @@ class _Batch:
 
 
 class Unread:
-    """fetch: `gt_drain`."""
+    """Counts of the native hook that were not given to the flusher yet. fetch: `gt_drain`."""
 
     def __init__(self, fetch: Callable[[Any, int, int], int]) -> None:
         self._fetch = fetch
         self._batches: list[_Batch] = []
 
     def set_aside(self, phase: str) -> None:
-        """Note that all calls until now, for the next drain, were made in this phase. One thread at a time.
+        """Note for the next drain that all calls until now were made in this phase. One thread at a time.
 
-        An exception that cuts this off, of a signal's handler, loses none: some may then be told with a later phase's.
-        So they are where there are too many already, because nobody drains.
+        Where the exception of a signal's handler cuts this off, none is lost, but some may be given out with a later
+        phase.  The same happens where too many are set aside already, because nobody drains.
         """
         if len(self._batches) >= _MOST_ASIDE or sum(len(batch.records) for batch in self._batches) >= _MOST_RECORDS:
             return
@@ -181,8 +185,8 @@ class Unread:
     def drain(self, phase: str = "") -> Iterator[Sighting]:
         """All calls counted since the last drain, without those that come meanwhile. One thread at a time.
 
-        phase: of those that are not set aside.  What a drain has not told, because an exception has ended it, the next
-        one tells; so does a signal handler's.
+        phase: that of the calls that were not set aside.  What a drain has not given out, because an exception has
+        ended it, the next one gives, also that of a signal's handler.
         """
         count, anew = _ROOM, True
         while self._batches or count == _ROOM:
@@ -191,8 +195,8 @@ class Unread:
                 batch.begin(count)
                 anew = False
             for batch in self._batches[:1]:
-                for sighting in batch.telling():
-                    batch.was_told = True
+                for sighting in batch.left():
+                    batch.was_given = True
                     yield sighting
                 if batch in self._batches:
                     self._batches.remove(batch)
@@ -202,7 +206,7 @@ class Unread:
         batch = _Batch(phase)
         self._batches.append(batch)  # first: an exception behind the fetch must not lose it
         count = self._fetch(batch.records, _ROOM, anew)
-        if not batch.was_told and batch not in self._batches:  # a signal's handler has drained it before it was filled
+        if not batch.was_given and batch not in self._batches:  # a signal's handler has drained it before it was filled
             self._batches.append(batch)
         return batch, count
 

@@ -1,7 +1,7 @@
 """scaled: _scaled_mm of 8-bit floats, with one scale a tensor, a row, or a block of 128 of K; int8 by `_int_mm`.
 
 Y = (X * scale_x) @ (W * scale_w).T + bias, rounded once; scales are fp32 and multiply.  Where the problem does not
-allow the tensor core's shorter sums (math_mode is not `reduced`; use_fast_accum=False), they are told by `one_sign`:
+allow the tensor core's shorter sums (math_mode is not `reduced`; use_fast_accum=False), `one_sign` shows them:
 each of their roundings is towards zero, so on numbers of one sign they add up to some per cent, on others they do not.
 int8 has one scale a tensor or a row (with zero points: zero_points.py); torch multiplies it exactly and the scales
 follow.  Sizes that torch refuses with blocks of 128, one row of X among them, it multiplies as copies that it takes.
