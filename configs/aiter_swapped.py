@@ -1,9 +1,9 @@
-"""Two columns of an AITER table whose names were exchanged, seen by what its rows say of their own speed.
+"""Finds two columns of an AITER table whose names were exchanged, by the speed that its rows give.
 
-A tuned row tells the time of a product and its TFLOP/s, so how many operations it has: 2 * B * M * N * K.  Where most
-rows contradict that, and would not if another column held one of the sizes, the header is wrong and each row would be
-another problem.  Contradictions alone mean nothing: tables are about whose times are in other units, or whose figures
-were left behind when a row was copied.
+A tuned row gives the time of a product and its TFLOP/s, so the number of its operations, which is 2 * B * M * N * K.
+Where most rows contradict their sizes, and would agree if another column held one of the sizes, the header is wrong:
+each row would be read as another problem.  Rows that contradict their sizes are no proof by themselves: there are
+tables with times in other units, and rows whose figures were not changed when they were copied.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gemmtuned.configs.numbers import whole
 if TYPE_CHECKING:
     from gemmtuned.configs.aiter_csv import Row
 
-LOOKED_AT: Final = 64  # rows of a table
+LOOKED_AT: Final = 64  # rows at the beginning of a table
 _SIZES: Final = ("B", "M", "N", "K")
-_FAR: Final = 0.15  # relative: what contradicts; the tables of AITER whose figures are right are within 0.1
-_NEAR: Final = 0.05  # what agrees
+_FAR: Final = 0.15  # a larger relative difference contradicts; AITER's tables with right figures are within 0.1
+_NEAR: Final = 0.05  # a smaller relative difference agrees
 _MOST: Final = 0.8  # share of the rows that another column must fit
 
 
@@ -44,7 +44,7 @@ class Exchanged:
 
 
 def exchanged(rows: Sequence[Row]) -> Exchanged | None:
-    """What is exchanged in a table that begins with these rows; None where its header seems right."""
+    """The exchanged columns of a table that begins with these rows; None where its header seems right."""
     measured = [(row, *figures) for row in rows for figures in _figures(row)]
     if not measured or _share(measured, _FAR, {}) > 0.5:
         return None
@@ -66,9 +66,9 @@ _UNITS: Final = {1e3: "milliseconds", 1e-3: "nanoseconds", 1e6: "seconds"}
 
 
 def other_unit(rows: Sequence[Row]) -> tuple[float, str]:
-    """Microseconds in a unit of the times of a table that begins with these rows, by its TFLOP/s, and a line on it.
+    """(microseconds per unit of the times of a table that begins with these rows, a line about it), by its TFLOP/s.
 
-    (1, "") where nothing says that they are none.
+    (1, "") where nothing shows that the times are not microseconds.
     """
     measured = [(row, *figures) for row in rows for figures in _figures(row)]
     if len({row["tflops"] for row, *_ in measured}) < 2:
@@ -82,7 +82,7 @@ def other_unit(rows: Sequence[Row]) -> tuple[float, str]:
 
 
 def _figures(row: Row) -> Iterator[tuple[float, float]]:
-    """(operations of the row by its own figures, by how much they may be off because they were rounded)."""
+    """(operations of the row by its own figures, how much rounding may have changed them); nothing without figures."""
     text = row["tflops"]
     speed = real(text) if text else None
     if speed and row.has_time and row.us is not None:
@@ -92,7 +92,7 @@ def _figures(row: Row) -> Iterator[tuple[float, float]]:
 
 
 def _share(measured: Sequence[tuple[Row, float, float]], tolerance: float, instead: dict[str, str]) -> float:
-    """The share of the rows that agree with their own figures, with other columns in place of some sizes."""
+    """The share of rows whose sizes agree with their figures. instead: the column to read in place of a size's own."""
     agree = 0
     for row, operations, rounded in measured:
         sizes = [whole(row[instead.get(size, size)]) for size in _SIZES if size in row.header.at]

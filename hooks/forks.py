@@ -1,6 +1,6 @@
-"""Forks by Python for which something of ours is paused: what it is, and when they are over.
+"""Forks by Python for which we have paused something: what it is, and whether the fork is over.
 
-Most forks find nothing of ours at work, and pause nothing (hooks/activate.py).
+Most forks find nothing of ours at work, so that nothing is paused (hooks/activate.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __builtins__ = builtins
 
 _getframe = sys._getframe
-_forking = threading.local()  # .paused: a Paused for each fork that this thread is in; a hook before one may fork
+_forking = threading.local()  # .paused: a Paused for each fork that this thread is in; a fork's hook may fork, too
 
 
 class Paused(Running):
-    """What a thread has paused for its fork; all of it goes on with `done`.
+    """What a thread has paused for its fork; all of it goes on once `done` is set.
 
     An exception from a signal's handler may keep any of our functions from running to its end, or from running at all.
     So the fork is over, too, when the caller is at another instruction.
@@ -37,11 +37,11 @@ class Paused(Running):
         super().__init__(here, at=here.f_lasti)
         self.hook, self.called_by_c = hook, caller is None
         self.how = ""  # one of background.Fork
-        self.flushes = False  # none goes on
+        self.flushes = False  # whether flushes are paused
         self.at_us = clock.now_ns() // 1000  # Unix time
 
     def is_over(self) -> bool:
-        """Whether the fork is."""
+        """Whether the fork is over."""
         return self.done or (not self.called_by_c and super().is_over())
 
     def is_by(self, caller: FrameType | None) -> bool:
@@ -59,17 +59,17 @@ def of_this_thread() -> list[Paused]:
 
 
 def begin(fork: Paused) -> None:
-    """Note that this thread is in it."""
+    """Note that this thread is in this fork."""
     of_all_threads.append(fork)
     of_this_thread().append(fork)
 
 
 def end_all(over: list[Paused]) -> None:
-    """Note that these are over."""
+    """Note that these forks are over."""
     for fork in over:
         fork.done = True
         for known in (of_this_thread(), of_all_threads):
-            with suppress(ValueError):  # a handler's fork has
+            with suppress(ValueError):  # a fork in a signal's handler has removed it
                 known.remove(fork)
 
 
@@ -88,7 +88,7 @@ def was_paused(caller: FrameType | None) -> Paused | None:
 
 
 def in_child() -> None:
-    """Forget those of other threads, and what those of this one have done to the parent's thread."""
+    """Forget the forks of other threads, and what those of this thread have done to the parent's thread of ours."""
     of_all_threads[:] = of_this_thread()
     for fork in of_all_threads:
         fork.how = ""

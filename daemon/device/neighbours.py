@@ -1,8 +1,9 @@
-"""Programs that hold a GPU open, and whether they use the CPU: a sign of life where the driver names no processes.
+"""Programs that hold a GPU open, and whether they work: judged by their CPU time where the driver names no processes.
 
-A server cannot launch GPU work without CPU time, and a quiet one takes next to none.  Some poll the CPU: of a hooked
-program its own word decides, once it has said that it runs products (heartbeat_reader.py).  Seen are the processes
-whose open files we may list: our own user's, all of them for root, and never those of another container.
+A server cannot launch GPU work without CPU time, and a quiet one takes next to none.  Some servers poll the CPU all the
+time.  If such a program is hooked, its own counter of products decides, once it has counted any (heartbeat_reader.py).
+We see the processes whose open files we may list: those of our own user, for root all of them, and never those of
+another container.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from gemmtuned.daemon.device.heartbeat_reader import beats_of
 from gemmtuned.daemon.device.process_use import named
 
 SPAN_S: Final = 0.2  # CPU time is counted in ticks of 10 ms
-LOOK_S: Final = 1.0  # twice a second while nothing is tuned; whoever asks more seldom sees averages
-_SAME_S: Final = 0.02  # all GPUs ask in one turn
-_SCAN_S: Final = 1.0
-_SLICE_S: Final = 0.004  # seconds of each turn, ten a second: 4 % of a core while a walk lasts
+LOOK_S: Final = 1.0  # longest time between two looks for which a short burst still counts in full
+_SAME_S: Final = 0.02  # looks this close together are one: all GPUs ask in one turn
+_SCAN_S: Final = 1.0  # between two walks through all processes
+_SLICE_S: Final = 0.004  # a turn's slice of a walk, ten turns a second: 4 % of a core while the walk lasts
 _DEVICES: Final = "/dev/nvidia"
 _MONITORS: Final = ("nvidia-smi", "nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvitop")
 
 
 class Neighbours:
-    """All GPUs of a machine share one.
+    """The programs that hold a GPU of this machine open; all GPUs share one object.
 
-    holders: goes through all processes, a number for each that holds a GPU open and None for each other.  It is taken
-    in slices: a machine with thousands of processes must not keep a turn from yielding.
+    holders: walks through all processes and yields the pid of each that holds a GPU open, None for each other.  The
+    walk goes on from turn to turn, a slice at a time: with thousands of processes a whole walk would delay a turn.
     """
 
     def __init__(
@@ -44,8 +45,7 @@ class Neighbours:
     ) -> None:
         self._holders = holders or gpu_holders
         self._cpu_s = cpu_s or _cpu_s
-
-        self._beaten: dict[int, int] = {}  # what each of those that say so had run at the last look
+        self._beaten: dict[int, int] = {}  # products that each hooked program had counted at the last look
         self._clock = clock
         self._known: dict[int, deque[tuple[float, float]]] = {}
         self._walk: Iterator[int | None] | None = None
@@ -53,10 +53,11 @@ class Neighbours:
         self._scan_at_s = float("-inf")
 
     def busy(self, least: float, elsewhere: Collection[str] = ()) -> str | None:
-        """Who used so much of a core for SPAN_S since the last look, "" when none did; None when nobody is known here.
+        """A program that works, with why; "" when none does; None when no program is known to hold a GPU.
 
-        A look over up to LOOK_S asks for no more CPU time than one over SPAN_S: a burst must not hide in it.
-        elsewhere: processes that the driver names on other GPUs and not on this one; they do not count.
+        least: cores that a program must use over SPAN_S since the last look.  If the last look is up to LOOK_S ago the
+        same CPU time is enough, so that a burst is not averaged away.  elsewhere: pids that the driver names on other
+        GPUs and not on this one; they do not count.
         """
         now_s = self._clock()
         self._scan(now_s)
@@ -82,9 +83,9 @@ class Neighbours:
         return said if here else None
 
     def _ran(self, pid: int) -> bool | None:
-        """Whether it ran products since the last look, by its own word; None where it has never said that it does.
+        """Whether it ran products since the last look, by its own counter; None where the counter says nothing.
 
-        An engine whose products we do not see says nothing, and neither does a program at the first look.
+        That is so of a program whose products we do not see, and at the first look.
         """
         beats = beats_of(pid)
         last = self._beaten.get(pid)

@@ -47,7 +47,7 @@ def import_(
     ] = None,
     family: Annotated[
         str | None,
-        chosen(tuple(FAMILIES), metavar="NAME", help="Of AITER tables that do not tell it."),
+        chosen(tuple(FAMILIES), metavar="NAME", help="Family of AITER tables that do not say it."),
     ] = None,
     ignore_column: Annotated[
         list[str] | None,

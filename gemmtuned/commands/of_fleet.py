@@ -1,4 +1,4 @@
-"""--fleet of the read commands: what all hosts that share tell, instead of this host's database."""
+"""--fleet of the commands that read: what all hosts that share have reported, instead of this host's database."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from gemmtuned.fleet.objects import Objects
     from gemmtuned.fleet.seen import Seen
 
-Fleet = Annotated[
-    bool, typer.Option("--fleet", help="Of all hosts that share at --url, as each of them tells at an exchange.")
-]
+Fleet = Annotated[bool, typer.Option("--fleet", help="Show all hosts that share at --url, as each of them reports.")]
 Url = Annotated[
     str, typer.Option("--url", metavar="URL", help="With --fleet: where they share; without it that of GEMMTUNED_SYNC.")
 ]
@@ -28,7 +26,7 @@ Url = Annotated[
 
 @dataclass(frozen=True)
 class FleetReports:
-    """What hosts tell at a URL, and why some are left out."""
+    """What hosts have reported at a URL, and why some are left out."""
 
     url: str
     objects: Objects
@@ -46,7 +44,7 @@ class FleetReports:
 
 
 def read_reports(url: str) -> FleetReports:
-    """Read it. Raises SettingError without a URL or for one that cannot be used, TryLater."""
+    """Read all hosts' reports. Raises SettingError without a URL or for one that cannot be used, TryLater."""
     from gemmtuned.fleet.host import trust
     from gemmtuned.fleet.opening import open_objects
     from gemmtuned.fleet.seen import read_all

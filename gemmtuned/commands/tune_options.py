@@ -189,7 +189,7 @@ Dtype = Annotated[
 ]  # fmt: skip
 OutDtype = Annotated[
     str | None,
-    typer.Option("--out-dtype", parser=dtype, metavar="NAME", help="Of results, where nothing names one."),
+    typer.Option("--out-dtype", parser=dtype, metavar="NAME", help="Data type of results, where nothing names one."),
 ]
 AllBias = Annotated[bool, typer.Option("--all-bias", help="Each shape without and with a bias.")]
 Threads = Annotated[
