@@ -189,7 +189,9 @@ def _init(cls: type[Any], own: dict[str, Any], kw_only: bool) -> Any:
     if hasattr(cls, "__post_init__"):
         sets.append("self.__post_init__()")
     made: dict[str, Any] = {}
-    exec(f"def __init__({', '.join(takes)}):\n " + "\n ".join(sets or ["pass"]), known, made)  # noqa: S102
+    text = f"def __init__({', '.join(takes)}):\n " + "\n ".join(sets or ["pass"])
+    # Compiled first: with text exec makes Python forget that a program ended by Ctrl-C, and it exits with 1
+    exec(compile(text, "<string>", "exec"), known, made)  # noqa: S102
     init = made["__init__"]
     init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
     init.__annotations__ = {**cls.__annotations__, "return": None}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, replace
 from typing import Any
@@ -161,3 +164,12 @@ def test_a_class_with_a_base_is_refused() -> None:
         @value_class
         class _Made(Base):
             x: int
+
+
+def test_the_first_value_of_a_class_does_not_hide_that_a_program_was_interrupted() -> None:
+    """Python exits by the signal unless text is compiled and run in one step after it, in whatever thread."""
+    code = (
+        "import atexit; from gemmtuned.configs.problem import Problem; "
+        "atexit.register(lambda: Problem(m=1, n=1, k=1, dtype='fp32')); raise KeyboardInterrupt"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == -signal.SIGINT

@@ -1,5 +1,6 @@
 """Counts on their way to the store: nothing lost, nothing twice, and the program never held up."""
 
+import signal
 import sqlite3
 import threading
 import time
@@ -364,6 +365,14 @@ def test_the_last_batch_is_flushed_however_a_program_ends(home: Home) -> None:
     _, _, said = ends(home, "raise KeyboardInterrupt")
     assert said[-1] == "KeyboardInterrupt"
     assert home.calls() == calls + 10
+
+
+@pytest.mark.long  # a program that imports torch by itself: only Python's own end of one tells
+def test_a_program_that_ctrl_c_ends_dies_of_it(home: Home) -> None:
+    """A shell stops a loop over programs for that alone, and who starts one tells a stop from a failure by it."""
+    done = home.run(WORK + "\n    raise KeyboardInterrupt\n", fresh=True, GEMMTUNED_FLUSH_S="60")
+    assert done.code == -signal.SIGINT
+    assert home.calls() == 10
 
 
 def test_the_end_of_a_program_comes_half_a_second_later_at_most(home: Home) -> None:
