@@ -61,6 +61,7 @@ OF_KERNEL = {
     "warp_split_k": problems("bf16:8x576x7168", "fp16:32x1000x1032+bias"),
     "tiles": problems("bf16:64x576x7168", "fp16:200x1000x1032+bias"),
     "int_tiles": problems("i8>i32:17x576x7168", "i8>i32:64x1000x1032"),
+    "batched": problems("batched:bf16:16x8x512x128", "batched:fp16:5x300x136x520,layout=nn"),
     "grouped": problems("grouped:bf16:8x64x576x1024", "grouped:fp16:5x23x1000x1032,layout=nn"),
     "scaled_grouped": problems(
         "grouped:fp8_e4m3>bf16:8x64x576x1024,scale=row", "grouped:fp8_e4m3>bf16:5x230x1008x1040,scale=row,math=reduced"

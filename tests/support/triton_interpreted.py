@@ -61,9 +61,9 @@ def case(module, m, n, k, config, *, bias=False, dtype=torch.float16, pad=0, lau
     return {"kernel": module.KERNEL.name, "shape": [m, n, k], "error": error, "clean": bool(clean), "dtype": str(dtype)}
 
 
-def groups_case(kernel, batch, m, n, k, *, kind="randn", block_k=32, swap=1, **columns):
-    """The same of rows in groups: the error of each result over its own size, or the RMS of all where that is more."""
-    problem = Problem(family="grouped", batch=batch, m=m, n=n, k=k, **columns)
+def groups_case(kernel, batch, m, n, k, *, family="grouped", kind="randn", block_k=32, swap=1, **columns):
+    """The same of groups or batches: the error of each result over its own size, or the RMS of all where that is more."""
+    problem = Problem(family=family, batch=batch, m=m, n=n, k=k, **columns)
     config = {"rows": 16, "tokens": 16, "block_k": block_k, "warps": 4, "stages": 3, "swap": swap}
     family, cpu = family_of(problem), torch.device("cpu")
     inputs = family.make(problem, kind=kind, seed=3, device=cpu)
@@ -177,6 +177,9 @@ def main() -> None:
         lambda: groups_case("grouped", 5, 23, 24, 40, dtype="fp16"),
         lambda: groups_case("grouped", 9, 5, 40, 72, swap=0, dtype="fp16", layout="nn"),
         lambda: groups_case("scaled_grouped", 3, 63, 48, 80, kind="apart", **FP8),  # groups of several tiles, a K tail
+        lambda: groups_case("batched", 3, 37, 40, 72, family="batched", dtype="fp16"),  # tails of all three
+        lambda: groups_case("batched", 2, 5, 24, 64, family="batched", swap=0, dtype="fp16", layout="nn"),
+        lambda: groups_case("batched", 1, 1, 16, 8, family="batched", block_k=16, dtype="bf16", layout="nn"),
         lambda: ints_case(17, 32, 128),
         lambda: ints_case(32, 40, 136, swap=1, pad=8),
         lambda: ints_case(17, 23, 77, split=3, pad=3, kind="randn"),
