@@ -62,7 +62,7 @@ def case(module, m, n, k, config, *, bias=False, dtype=torch.float16, pad=0, lau
 
 
 def groups_case(kernel, batch, m, n, k, *, family="grouped", kind="randn", block_k=32, swap=1, **columns):
-    """The same of groups or batches: the error of each result over its own size, or the RMS of all where that is more."""
+    """The same of groups or batches: the error of each result over its own size, or over the RMS of all if larger."""
     problem = Problem(family=family, batch=batch, m=m, n=n, k=k, **columns)
     config = {"rows": 16, "tokens": 16, "block_k": block_k, "warps": 4, "stages": 3, "swap": swap}
     family, cpu = family_of(problem), torch.device("cpu")
