@@ -74,7 +74,7 @@ def test_it_offers_candidates_for_plain_dense_16_bit_problems_only() -> None:
         {"threads": 2},
         {"layout": "nn"},
         {"weight_state": "packed"},
-        {"family": "batched", "batch": 2},
+        {"family": "batched_add", "batch": 2},
         {"dtype": "fp32", "wdtype": "fp32", "out_dtype": "fp32"},
         {"out_dtype": "fp32"},
     ):
