@@ -16,6 +16,8 @@ from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
+from gemmtuned.configs.unpatched import builtins
+
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 else:
@@ -23,6 +25,8 @@ else:
     def dataclass_transform(**_: object) -> Callable[[object], object]:
         return lambda decorator: decorator
 
+
+__builtins__ = builtins
 
 _Class = TypeVar("_Class")
 _set = object.__setattr__
