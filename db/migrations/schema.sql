@@ -1,6 +1,6 @@
 -- What the steps beside this file leave in a new database: written by `python -m gemmtuned.db.migrations.whole`, never
 -- by hand. Each statement is as SQLite keeps it; a line `-- next` stands between two of them.
--- last step: 0030_unfit
+-- last step: 0031_covered
 
 -- next
 CREATE TABLE "_sqlite_migrations" (
@@ -880,3 +880,31 @@ JOIN problem p ON p.id = d.problem_id
 JOIN environment e ON e.id = d.environment_id
 JOIN device h ON h.id = e.device_id
 WHERE d.wanted_of = d.solution_id AND instr(' ' || d.wanted || ' ', ' operands ')
+-- next
+CREATE TRIGGER solution_covered AFTER INSERT ON solution WHEN NEW.retired_generation IS NULL BEGIN
+    UPDATE solution SET hits_to = coalesce((SELECT sum(r.hits) FROM reach r WHERE r.solution_id = solution.id), 0)
+    WHERE hits_to IS NULL AND retired_generation IS NULL AND id < NEW.id AND environment_id <> NEW.environment_id
+        AND problem_id = NEW.problem_id AND device_id = NEW.device_id AND covers = NEW.covers AND mode = NEW.mode
+        AND NOT EXISTS (
+            SELECT 1 FROM environment_stamp b JOIN environment e ON e.id = b.environment_id
+            WHERE b.backend = solution.backend AND b.stamp = solution.stamp AND e.device_id = solution.device_id
+                AND NOT EXISTS (
+                SELECT 1 FROM environment_stamp a
+                WHERE a.environment_id = b.environment_id AND a.backend = NEW.backend AND a.stamp = NEW.stamp));
+END
+-- next
+CREATE TRIGGER solution_uncovered AFTER UPDATE OF retired_generation ON solution
+WHEN NEW.retired_generation IS NOT NULL AND OLD.retired_generation IS NULL BEGIN
+    UPDATE solution SET hits_to = NULL, hits_from = coalesce(hits_from, 0) - hits_to
+        + coalesce((SELECT sum(r.hits) FROM reach r WHERE r.solution_id = solution.id), 0)
+    WHERE hits_to IS NOT NULL AND retired_generation IS NULL AND id <> NEW.id
+        AND problem_id = NEW.problem_id AND device_id = NEW.device_id AND covers = NEW.covers AND mode = NEW.mode
+        AND NOT EXISTS (SELECT 1 FROM solution y WHERE y.retired_generation IS NULL AND y.id > solution.id
+            AND y.problem_id = NEW.problem_id AND y.device_id = NEW.device_id AND y.covers = NEW.covers AND y.mode = NEW.mode
+            AND NOT EXISTS (
+            SELECT 1 FROM environment_stamp b JOIN environment e ON e.id = b.environment_id
+            WHERE b.backend = solution.backend AND b.stamp = solution.stamp AND e.device_id = solution.device_id
+                AND NOT EXISTS (
+                SELECT 1 FROM environment_stamp a
+                WHERE a.environment_id = b.environment_id AND a.backend = y.backend AND a.stamp = y.stamp)));
+END

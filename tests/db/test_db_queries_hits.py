@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from store_cases import DAY, HOUR, NEW, OLD, found, new_store, problem, saw
 
+from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
@@ -83,6 +85,61 @@ def test_hits_go_to_a_later_solution_only_where_it_serves_them(store: Store) -> 
     call(store, 200)
 
     assert hits(store) == [8, 200]
+
+
+def test_calls_count_once_where_a_later_verdict_of_another_environment_takes_them_over(store: Store) -> None:
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    call(store, 1)
+    everywhere = found(problem(), OLD, "triton")  # of a stamp that both environments have
+    store.solutions.install(None, [everywhere], environment=OLD, now_s=HOUR_0)
+    call(store, 20)
+    call(store, 300, environment=OLD)
+    assert hits(store) == [1, 320]
+
+    store.solutions.install(None, [found(problem(), OLD)], environment=OLD, now_s=HOUR_0)  # in place of it
+    call(store, 4000)
+    call(store, 50000, environment=OLD)
+    assert hits(store) == [4001, 320, 50000]
+
+
+def test_a_later_verdict_that_serves_fewer_environments_takes_over_none_of_the_others(store: Store) -> None:
+    store.solutions.install(None, [found(problem())], environment=NEW, now_s=HOUR_0)
+    store.solutions.install(None, [found(problem(), OLD)], environment=OLD, now_s=HOUR_0)
+    call(store, 1)
+    call(store, 20, environment=OLD)
+    assert hits(store) == [1, 20]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hits_are_those_of_a_count_by_hand(store: Store, seed: int) -> None:
+    """Verdicts of two environments come, replace each other and go, at random; calls count for the newest that fits."""
+    chosen, by_hand, at_s = Random(seed), dict[int, int](), HOUR_0
+    sizes, backends = (15, 16, 40), ("onednn", "triton")
+    for _ in range(40):
+        at_s += chosen.choice((0, 60, HOUR, 7 * HOUR))
+        environment, m = chosen.choice((NEW, OLD)), chosen.choice(sizes)
+        if chosen.random() < 0.4:
+            covers = chosen.choice(("exact", "fine"))
+            one = found(problem(padded_m(m, 1024, covers)), environment, chosen.choice(backends), covers=covers)
+            store.solutions.install(None, [one], environment=environment, now_s=at_s)
+        elif chosen.random() < 0.1:
+            store.solutions.withdraw([problem(m)], reason="test", now_s=at_s)
+        else:
+            fitting = [
+                (row["covers"] == "exact", row["generation"])
+                for row in queries.solutions(store.path, live=True)
+                if row["m"] == padded_m(m, 1024, row["covers"]) and row["stamp"] == environment.stamps[row["backend"]]
+            ]
+            exact, generation = max(fitting, default=(False, 0))
+            outcome = "exact" if exact else "padded" if generation else "miss"
+            calls = chosen.randint(1, 50)
+            store.sightings.add("r", environment, [saw(problem(m), calls, outcome)], now_s=at_s)
+            by_hand[generation] = by_hand.get(generation, 0) + calls
+
+    found_rows = queries.solutions(store.path, live=False)
+    assert {row["generation"]: row["hit_calls"] for row in found_rows if row["hit_calls"]} == {
+        generation: calls for generation, calls in by_hand.items() if generation
+    }
 
 
 def test_hits_survive_the_roll_up_and_the_forgetting_of_another_problem(store: Store) -> None:
