@@ -7,6 +7,20 @@ an exception here would make `import torch` itself fail.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gemmtuned.configs.settings import Settings
+
+
+def _settings() -> Settings | None:
+    from gemmtuned.configs.errors import SettingError
+    from gemmtuned.configs.settings import Settings
+
+    try:
+        return Settings.from_env()
+    except SettingError:  # which the hook meets and reports
+        return None
 
 
 def autoload() -> None:
@@ -22,9 +36,13 @@ def autoload() -> None:
                 f"the folder {next(iter(package.__path__))} beside the program hides the package gemmtuned, which is "
                 "installed editable. Run the program from another folder, or install gemmtuned without -e"
             )
-        from gemmtuned.hooks.activate import activate
+        from gemmtuned.configs import bundle
 
-        hook = activate()
+        settings = _settings()
+        with bundle.in_use(settings.cache if settings is not None else None):
+            from gemmtuned.hooks.activate import activate
+
+            hook = activate(settings)
         if hook is not None and hook.settings.patches:
             from gemmtuned.patches import follow
 

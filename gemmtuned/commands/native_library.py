@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from gemmtuned.configs import bundle
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.settings import Settings, unhooked_env
 from gemmtuned.hooks.native.build import BuildFailed, build, find_built, may_try
@@ -31,7 +32,9 @@ def build_before(argv: list[str], settings: Settings) -> None:
         python = other_python(argv)
         if python is not None:
             _build_by(python)
-        elif find_built(settings.cache) is None and may_try(settings.cache):
+        elif find_built(settings.cache) is not None:
+            bundle_modules(settings.cache)
+        elif may_try(settings.cache):
             say(BUILDING)
             build(settings.cache)
     except (GemmtunedError, OSError) as err:
@@ -51,6 +54,12 @@ def build_now(settings: Settings) -> str:
     except (GemmtunedError, OSError) as err:
         return str(err)
     return ""
+
+
+def bundle_modules(cache: Path) -> None:
+    """Bring the file of our modules' code up to date; without it programs start all the same."""
+    with suppress(OSError):
+        bundle.write(cache)
 
 
 def _loads(library: Path) -> bool:
@@ -79,7 +88,9 @@ class Beside:
         while True:
             trouble = ""
             try:
-                if find_built(cache) is None and may_try(cache):
+                if find_built(cache) is not None:
+                    bundle_modules(cache)
+                elif may_try(cache):
                     trouble = self._build()
             except (GemmtunedError, OSError) as err:
                 trouble = str(err)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemmtuned._testing import faults as failpoints
-from gemmtuned.configs import clock
+from gemmtuned.configs import bundle, clock
 from gemmtuned.configs.errors import GemmtunedError
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.read_file import read_small
@@ -197,8 +197,10 @@ def build(cache: Path) -> Path:
         raise BuildFailed(f"{path.parent}: cannot be written ({err.strerror}). Set GEMMTUNED_CACHE") from err
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = find_built(cache)
-        return found or _compile(path, folder)
+        made = find_built(cache) or _compile(path, folder)
+        with suppress(OSError):  # programs start without it, too
+            bundle.write(cache)
+        return made
     finally:
         os.close(lock)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import marshal
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hooked import LINEAR, Home, publish, published
 
+from gemmtuned.configs import bundle
 from gemmtuned.configs.solution import Device, cpu_device
 from gemmtuned.hooks.dispatch import BY_OPS, NATIVE_CODES
+from gemmtuned.hooks.native.build import build
 from gemmtuned.hooks.where import Here
 from gemmtuned.kernels import backends, stamps
 from gemmtuned.kernels.backends.torch_op import OperatorBackend
@@ -22,7 +26,12 @@ OF_RECORDS = {  # what a table's rows take in addition
     "gemmtuned.hooks.native.launches", "gemmtuned.hooks.routes",
     "gemmtuned.kernels.cublaslt", "gemmtuned.configs.operator_arguments",
 }  # fmt: skip
-MOST = 87  # files in all, of which the store has 12: what errors mean is had before a filter may forbid to read it
+MOST = 88  # files in all, of which the store has 12: what errors mean is had before a filter may forbid to read it
+BEFORE = {  # the file of the others' code can be read; but for the last, what a program has that is switched off
+    "gemmtuned", "gemmtuned._autoload", "gemmtuned.configs", "gemmtuned.configs.errors", "gemmtuned.configs.numbers",
+    "gemmtuned.configs.settings", "gemmtuned.configs.value_class", "gemmtuned.configs.bundle",
+}  # fmt: skip
+MOST_OF_A_TABLE = 16  # further files for one row, those of records among them
 PROGRAM = """
     import atexit, json, sys
     def told():
@@ -48,6 +57,7 @@ def test_a_program_that_counts_imports_no_backend_and_no_launch_record(home: Hom
     assert {m for m in modules if m.startswith("gemmtuned.kernels")} == COUNTING
     assert not modules & {*OF_RECORDS, "gemmtuned._testing.fault_rules"}
     assert told["frozen"] == []
+    assert modules - {*bundle.names()} == BEFORE
     assert len(modules) <= MOST, sorted(modules)
 
 
@@ -58,7 +68,7 @@ def test_a_program_with_a_table_imports_what_its_rows_need(home: Home) -> None:
 
     assert {m for m in modules if m.startswith("gemmtuned.kernels")} == COUNTING | {"gemmtuned.kernels.cublaslt"}
     assert modules >= OF_RECORDS
-    assert len(modules) <= MOST + len(OF_RECORDS), sorted(modules)
+    assert len(modules) <= MOST + MOST_OF_A_TABLE, sorted(modules)
 
 
 @pytest.mark.parametrize("table", [False, True])
@@ -184,3 +194,28 @@ def test_stamps_that_a_row_asks_for_reach_the_store(home: Home) -> None:
     assert "triton" not in told()
     here.accepts("triton", "")
     assert "triton" in told()
+
+
+@pytest.mark.long
+def test_a_program_takes_the_code_of_modules_from_their_file(home: Home, tmp_path: Path) -> None:
+    build(home.cache)
+    shutil.copytree(home.cache / "native", tmp_path / "native", copy_function=shutil.copy2)
+    for file in tmp_path.glob("native/modules-*.bin"):
+        facts, entries = marshal.loads(file.read_bytes())
+        *entry, _ = entries["gemmtuned.hooks.followers"]
+        code = compile(Path(entry[0]).read_text() + "\nfrom_file = True\n", entry[0], "exec")
+        file.write_bytes(marshal.dumps((facts, {**entries, "gemmtuned.hooks.followers": (*entry, code)})))
+    done = home.run(
+        """
+        import json, sys, torch
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        followers = sys.modules["gemmtuned.hooks.followers"]
+        print(json.dumps([getattr(followers, "from_file", False), [type(f).__module__ for f in sys.meta_path]]))
+        """,
+        fresh=True,
+        GEMMTUNED_CACHE=str(tmp_path),
+    )
+    from_file, finders = done.said
+    assert from_file
+    assert "gemmtuned.configs.bundle" not in finders
+    assert home.calls() == 1
