@@ -14,12 +14,12 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
-from zlib import crc32
 
 _stat = os.stat
 # By package; what is not listed is imported by itself. tests/hooks/test_hooks_modules.py compares it with a program
@@ -126,7 +126,11 @@ def names() -> list[str]:
 
 
 def _path(cache: Path) -> Path:
-    return cache / "native" / f"modules-{sys.implementation.cache_tag}-{crc32(repr(_facts()).encode()):08x}.bin"
+    return (
+        cache
+        / "native"
+        / f"modules-{sys.implementation.cache_tag}-{sha256(repr(_facts()).encode()).hexdigest()[:12]}.bin"
+    )
 
 
 def _facts() -> tuple[Any, ...]:

@@ -9,14 +9,13 @@ are.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
-
-from gemmtuned.configs.unpatched import builtins
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -26,7 +25,8 @@ else:
         return lambda decorator: decorator
 
 
-__builtins__ = builtins
+# As configs/unpatched.py, which a program that is switched off does without
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 
 _Class = TypeVar("_Class")
 _set = object.__setattr__
