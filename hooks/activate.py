@@ -299,6 +299,8 @@ def _before_fork() -> None:
     imports.pause(paused)  # before flushes: one may be importing, which can take longer than we wait for it
     if paused.hook is not None:
         paused.flushes = paused.hook.pause_flushes(paused)
+    for half in _halves:  # its last flush may be inside SQLite, which the program may use in the child
+        half.pause_flushes(paused)
     connect = sys.modules.get("gemmtuned.db.connect")
     if connect is not None:  # its own hook may have run before the flush was over
         connect.close_all_before_fork()

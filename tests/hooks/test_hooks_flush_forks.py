@@ -177,3 +177,40 @@ def test_a_program_that_forks_is_not_held_up_by_a_flush_that_waits(home: Home) -
     lock.release()
 
     assert json.loads(done.out) < 0.5
+
+
+def test_a_fork_waits_for_the_last_flush_of_a_hook_that_is_switched_off(home: Home) -> None:
+    """By another thread: a child forked meanwhile could neither count nor use SQLite itself."""
+    assert home.run(WORK).code == 0
+    done = home.run(
+        WORK
+        + """
+    import json, threading
+    import gemmtuned
+    from gemmtuned.db.lockfile import LockFile
+    from gemmtuned.hooks import activate
+
+    work(1)
+    flusher = activate.current().flusher
+    flusher.flush()
+    work(3)
+    lock = LockFile(activate.current().settings.locks / "tune.db.lock")
+    assert lock.acquire(1.0)
+    threading.Timer(0.4, lock.release).start()
+    thread = threading.Thread(target=gemmtuned.disable)
+    thread.start()
+    while not flusher.in_store:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        gemmtuned.enable()
+        work(5)
+        gemmtuned.disable()
+        os._exit(0)
+    flushes = flusher.in_store
+    thread.join()
+    print(json.dumps([flushes, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]))
+    """
+    )
+    assert done.said == [False, 0]
+    assert done.ours == []
