@@ -1,6 +1,7 @@
-"""Turn what benchmarks found best into the table shipped for an architecture (configs/tables/<arch>).
+r"""Turn what benchmarks found best into the table shipped for an architecture (configs/tables/<arch>).
 
-    python -m benchmarks ship sm_90 benchmarks/results/{gpu_loop-h,dense-,families-,grouped,weight_only-,a4w4-,verdicts-}*.json
+    python -m benchmarks ship sm_90 \
+        benchmarks/results/{gpu_loop-h,dense-,families-,grouped,weight_only-,a4w4-,verdicts-}*.json
 
 Takes the rows of dense.py, gpu_loop.py, families.py, weight_only.py, a4w4.py and verdicts.py, of each problem and
 device what the latest of the files says: what was published, and won again where it was raced again, but for kernels of
