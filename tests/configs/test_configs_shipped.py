@@ -81,7 +81,7 @@ def test_a_folder_that_others_may_write_is_left_out(tmp_path: Path, caplog: pyte
 
 def test_every_family_has_rows_for_the_device_that_was_at_hand() -> None:
     problems = [hint.problem for hint in rows("sm_90") if json.loads(hint.row)["device"] == "cuda-nvidia-h200-132"]
-    assert {p.family for p in problems if p} == {"dense", "scaled", "grouped", "moe", "weight_only"}
+    assert {p.family for p in problems if p} == {"batched", "dense", "scaled", "grouped", "moe", "weight_only"}
 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda", "moe_decode"])
