@@ -40,10 +40,13 @@ _PUT_RIGHT: Final = """
 UPDATE demand SET tunable = :can WHERE environment_id = :environment AND solution_id IS NULL AND tunable <> :can
     AND problem_id IN (SELECT id FROM problem WHERE rest IN (SELECT value FROM json_each(:rests)))
 """
-# Changes with each problem that comes or goes, and with each mark
+# Changes with each problem that comes or goes, and with each mark: the sum of a hash of both, the middle of a square,
+# twice.  Sums of the numbers themselves are equal for 1 and 4, and for 2 and 3
 _STATE: Final = """
-SELECT count(*), sum(problem_id), sum(problem_id * tunable), max(first_seen_us) FROM demand
-WHERE environment_id = :environment AND solution_id IS NULL
+SELECT count(*), sum((square >> 16 & 0x7FFFFFFF) * (square >> 16 & 0x7FFFFFFF) >> 32), max(first_seen_us) FROM (
+    SELECT spread * spread AS square, first_seen_us FROM (
+        SELECT (2 * problem_id + tunable) * 1103515245 & 0x7FFFFFFF AS spread, first_seen_us FROM demand
+        WHERE environment_id = :environment AND solution_id IS NULL))
 """
 _HERE: Final = "SELECT id FROM environment WHERE key = ?"
 _State = tuple[int | None, ...]  # which file, which environment in it, and _STATE

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import FAMILIES, Problem, known_problems
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.configs.tunable import why_not
-from gemmtuned.db import queries
+from gemmtuned.db import abilities, queries
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
 from gemmtuned.kernels.families import tunable
@@ -210,14 +211,14 @@ def test_what_an_older_version_could_not_tune_is_looked_at_again(store: Store) -
 
 def test_marks_are_read_again_only_when_something_came(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """All open problems are read for it, which with 20,000 of them took a sixth of the search for work."""
-    able, abilities = replace(HERE, tunable=tunable("cpu")), store.leases._abilities
+    able, known = replace(HERE, tunable=tunable("cpu")), store.leases._abilities
     looked: list[str] = []
-    can_tune = abilities._can_tune
-    monkeypatch.setattr(abilities, "_can_tune", lambda rest: looked.append(rest) or can_tune(rest))
+    can_tune = known._can_tune
+    monkeypatch.setattr(known, "_can_tune", lambda rest: looked.append(rest) or can_tune(rest))
 
     def looks() -> int:
         looked.clear()
-        abilities.settle(able, T)
+        known.settle(able, T)
         return len(looked)
 
     odd = Problem.parse(ODD[0])
@@ -237,22 +238,39 @@ def test_marks_are_read_again_only_when_something_came(store: Store, monkeypatch
     assert leased(store, able) == [ONE]
 
 
+def test_no_two_sets_of_open_problems_look_alike() -> None:
+    """Where two were solved while solutions of two others were withdrawn, sums of numbers would be what they were."""
+    seen = set()
+    with closing(sqlite3.connect(":memory:")) as conn:
+        conn.execute("CREATE TABLE demand (environment_id, problem_id, tunable, first_seen_us, solution_id)")
+        for ids in chain.from_iterable(combinations(range(1, 9), count) for count in range(1, 5)):
+            for marks in product((0, 1), repeat=len(ids)):
+                conn.execute("DELETE FROM demand")
+                conn.executemany("INSERT INTO demand VALUES (1, ?, ?, 0, NULL)", zip(ids, marks, strict=True))
+                found = conn.execute(abilities._STATE, {"environment": 1}).fetchone()
+                assert found not in seen, (ids, marks)
+                seen.add(found)
+        conn.executemany("INSERT INTO demand VALUES (1, ?, 1, 0, NULL)", [(1 << 40 | id,) for id in range(10_000)])
+        (_, found, _) = conn.execute(abilities._STATE, {"environment": 1}).fetchone()
+        assert 0 < found < 1 << 50
+
+
 def test_an_empty_database_that_comes_between_two_steps_is_no_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    able, abilities = replace(HERE, tunable=tunable("cpu")), store.leases._abilities
+    able, known = replace(HERE, tunable=tunable("cpu")), store.leases._abilities
     store.sightings.add("serve", HERE, [saw(ONE, 9)], now_s=T)
-    abilities.settle(able, T)
+    known.settle(able, T)
     with closing(sqlite3.connect(store.path)) as conn, conn:
         conn.execute("UPDATE demand SET tunable = 0")
-    can_tune = abilities._can_tune
+    can_tune = known._can_tune
 
     def purged(rest: str) -> bool:
         for end in ("", "-wal", "-shm"):
             Path(f"{store.path}{end}").unlink(missing_ok=True)
         return can_tune(rest)
 
-    monkeypatch.setattr(abilities, "_can_tune", purged)
+    monkeypatch.setattr(known, "_can_tune", purged)
     assert leased(store, able) == []
 
 
