@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gemmtuned.configs.unpatched import as_built, builtins
+from gemmtuned.configs.unpatched import builtins, clock_gettime_ns
 
 __builtins__ = builtins
 
 MONOTONIC = time.CLOCK_MONOTONIC
 REALTIME = time.CLOCK_REALTIME
-_read_ns: Callable[[int], int] = as_built(time).clock_gettime_ns
+_read_ns: Callable[[int], int] = clock_gettime_ns
 
 
 def monotonic() -> float:

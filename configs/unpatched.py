@@ -40,7 +40,9 @@ def as_built(module: ModuleType) -> ModuleType:
 
 
 _threads = as_built(_thread)
-sleep = as_built(time).sleep
+_time = as_built(time)
+sleep = _time.sleep
+clock_gettime_ns = _time.clock_gettime_ns
 allocate_lock = _threads.allocate_lock
 get_ident = _threads.get_ident
 thread_count = _threads._count

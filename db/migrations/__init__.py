@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID: Final = 0x474D5455  # "GMTU": tells our file from any other SQLite database
-_FILES: Final = os.listdir(os.path.dirname(__file__))  # noqa: PTH208, PTH120  in each start of each program
-_FOLDER: Final = Path(__file__).parent
-STEPS: Final = tuple(
-    _FOLDER / name for name in sorted(_FILES) if name[:4].isdecimal() and name[4:5] == "_" and name.endswith(".sql")
+_FILES: Final = sorted(
+    name
+    for name in os.listdir(os.path.dirname(__file__))  # noqa: PTH208, PTH120  in each start of each program
+    if name[:4].isdecimal() and name[4:5] == "_" and name.endswith(".sql")
 )
-SCHEMA: Final = len(STEPS)
+SCHEMA: Final = len(_FILES)
 NEXT: Final = "\n-- next\n"  # between the statements of schema.sql
 _MOST_STEPS: Final = 10_000  # a damaged header may say any number
 # Two steps had one number once. A database that ran them under their old names learns the new ones: it runs none twice
@@ -52,6 +53,19 @@ _RECORD: Final = (  # as sqlite-utils makes it, to the letter
     """CREATE UNIQUE INDEX "idx__sqlite_migrations_migration_set_name"
     ON "_sqlite_migrations" ("migration_set", "name")""",
 )
+
+
+def __getattr__(name: str) -> Any:
+    """`STEPS`, the files of the steps: a program with a database that is up to date needs none of them."""
+    if name != "STEPS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    folder = Path(__file__).parent
+    steps = globals()["STEPS"] = tuple(folder / file for file in _FILES)
+    return steps
+
+
+def _steps() -> tuple[Path, ...]:
+    return sys.modules[__name__].STEPS  # type: ignore[no-any-return]
 
 
 def pending(conn: sqlite3.Connection, path: Path) -> bool:
@@ -151,14 +165,14 @@ def _bring_up_to_date(conn: sqlite3.Connection) -> None:
     rename = "UPDATE _sqlite_migrations SET name = ? WHERE migration_set = 'gemmtuned' AND name = ?"
     conn.executemany(rename, [(new, old) for old, new in _RENAMED])
     migrations = Migrations("gemmtuned")
-    for step in STEPS:
+    for step in _steps():
         migrations(name=step.stem)(_runs(step))
     migrations.apply(Database(conn))
 
 
 def make(conn: sqlite3.Connection, since: int = 0, to: int | None = None) -> None:
     """Within a transaction: the steps after `since` up to `to`, and their record as sqlite-utils makes it."""
-    steps = STEPS[since:to]
+    steps = _steps()[since:to]
     head, *whole = _whole() if since == 0 else ("",)
     if not steps or steps[-1].stem not in head.split():
         make_by_steps(conn, since, to)
@@ -173,7 +187,7 @@ def make_by_steps(conn: sqlite3.Connection, since: int = 0, to: int | None = Non
     """The same, a step after the other."""
     for statement in _RECORD if since == 0 else ():
         conn.execute(statement)
-    for step in STEPS[since:to]:
+    for step in _steps()[since:to]:
         for statement in statements(step.read_text("utf-8")):
             conn.execute(statement)
         _record(conn, step)
@@ -197,7 +211,7 @@ def steps_of(conn: sqlite3.Connection) -> int:
         names = [name for (name,) in conn.execute(sql).fetchall()]
     except (sqlite3.Error, UnicodeDecodeError):
         return SCHEMA
-    return len(names) if names and names == [step.stem for step in STEPS[: len(names)]] else SCHEMA
+    return len(names) if names and names == [step.stem for step in _steps()[: len(names)]] else SCHEMA
 
 
 def altered(conn: sqlite3.Connection) -> bool:
@@ -208,12 +222,12 @@ def altered(conn: sqlite3.Connection) -> bool:
     if identity(conn)[1] != SCHEMA:
         return False
     there = _schema(conn)
-    return any(there.get(name) != sql for name, sql in _schema_of_all(STEPS).items())
+    return any(there.get(name) != sql for name, sql in _schema_of_all(_steps()).items())
 
 
 def tables() -> list[str]:
     """The names of our tables."""
-    return [name for kind, name in _schema_of_all(STEPS) if kind == "table"]
+    return [name for kind, name in _schema_of_all(_steps()) if kind == "table"]
 
 
 @lru_cache(1)  # to make it takes 8 ms

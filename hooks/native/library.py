@@ -18,7 +18,7 @@ from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import OUTCOMES, Sighting
 from gemmtuned.configs.unpatched import builtins, os
-from gemmtuned.hooks.native.our_thread import OurThread, knows_of_forks
+from gemmtuned.hooks.native.our_thread import Functions, OurThread, knows_of_forks
 from gemmtuned.hooks.native.records import HOW, LAYOUT, GtFailure, PackedProblem, Record, Unread, lies_so, pack
 from gemmtuned.hooks.overrides import Watch, is_torchs, registered_at
 
@@ -132,12 +132,9 @@ class Native(OurThread):
 
     def __init__(self, path: Path) -> None:
         try:
-            lib = ctypes.CDLL(str(path))
+            lib = Functions(str(path), SIGNATURES)
         except OSError as err:
             raise NativeError(f"{path} does not load ({err}). Run: gemmtuned doctor --build") from err
-        for name, result, *arguments in SIGNATURES:
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
         _compare(LAYOUT, lib)
         self._lib, self._path = lib, path
         self.left: dict[str, str] = {}  # operators that somebody else has overridden -> where that was registered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from ctypes import byref
 from typing import Any
 
@@ -13,6 +14,26 @@ __builtins__ = builtins
 _knows_of_forks: list[ctypes.CDLL] = []  # the library, at most one, from then on that libc calls it at forks
 _to_register: list[ctypes.CDLL] = []  # the same, until Python calls it at forks, too
 _python_knows: list[bool] = []  # True once hooks/activate.py has its own hooks of a fork
+
+
+class Functions(ctypes.CDLL):
+    """The library's functions, each made with its first use: a program that only counts takes a third of them.
+
+    signatures: name, type of the result and types of the arguments of each.
+    """
+
+    def __init__(self, path: str, signatures: Iterable[tuple[Any, ...]]) -> None:
+        self._signatures = {name: types for name, *types in signatures}
+        super().__init__(path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        function: Any = self[name]
+        function.restype, *arguments = self._signatures[name]
+        function.argtypes = arguments
+        setattr(self, name, function)
+        return function
 
 
 def knows_of_forks(lib: ctypes.CDLL) -> None:
