@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -117,6 +119,23 @@ def _value(text: str, parameter: str, value: str) -> int | str:
     return number
 
 
+def _readable(text: str) -> Path:
+    """A file that can be read, or - for stdin, which typer 0.29 takes for the name of a file."""
+    file = Path(text)
+    if text == "-":
+        return file
+    try:
+        is_folder = stat.S_ISDIR(file.stat().st_mode)
+    except OSError as err:
+        why = "does not exist" if isinstance(err, FileNotFoundError) else f"cannot be read ({err.strerror})"
+        raise typer.BadParameter(f"file {text!r} {why}") from err
+    if is_folder:
+        raise typer.BadParameter(f"file {text!r} is a directory")
+    if not os.access(file, os.R_OK):
+        raise typer.BadParameter(f"file {text!r} is not readable")
+    return file
+
+
 Problems = Annotated[
     list[str] | None,
     typer.Argument(
@@ -129,7 +148,7 @@ Problems = Annotated[
 Input = Annotated[
     Path | None,
     typer.Option(
-        "-i", "--input", exists=True, dir_okay=False, readable=True, allow_dash=True, metavar="FILE",
+        "-i", "--input", parser=_readable, metavar="FILE",
         help="A problem a line, # begins a comment; or an AITER table (header M,N,K,...). - is stdin.",
     ),
 ]  # fmt: skip

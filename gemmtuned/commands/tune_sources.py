@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -147,7 +146,8 @@ def from_file(file: Path, defaults: Defaults, *, skip: bool) -> list[Problem]:
     """
     stdin = str(file) == "-"
     try:
-        text = sys.stdin.read() if stdin else file.read_text(encoding="utf-8-sig", errors="replace")
+        with open(0 if stdin else file, encoding="utf-8-sig", errors="replace", closefd=not stdin) as lines:
+            text = lines.read()
     except OSError as err:
         raise TableError(f"{file}: cannot be read ({err.strerror or err})") from err
     name = "stdin" if stdin else file.name

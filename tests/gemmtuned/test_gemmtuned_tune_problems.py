@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_line import environment, says
 from store_cases import found, saw
 from tune_command import run
 
@@ -257,6 +260,19 @@ def test_problems_that_name_no_threads_take_the_default(
     request, _ = typed("fp32:7x64x64", "-i", "list", "--threads", "3")
     assert [(p.m, p.threads) for p in request.problems] == [(7, 3), (8, 3), (9, 1)]
     assert [p.threads for p in typed("fp32:7x64x64", "--threads", "0")[0].problems] == [0]
+
+
+@pytest.mark.parametrize("listed", ["fp32:8x64x64,threads=2\n", "\ufeffM,N,K\r\n8,64,64\r\n"], ids=["list", "table"])
+def test_problems_are_read_from_stdin(home: Path, listed: str) -> None:
+    command = [sys.executable, "-m", "gemmtuned", "tune", "-i", "-", "--dtype", "fp32", "--threads", "2", "--dry-run"]
+    done = subprocess.run(command, input=listed, capture_output=True, text=True, env=environment(home), cwd=home)
+    assert done.stdout.splitlines()[:2] == ["problem", "fp32:8x64x64,threads=2"], done.stderr
+
+
+def test_a_list_that_cannot_be_read_is_said(home: Path) -> None:
+    for given, why in (("none", "file 'none' does not exist"), (".", "file '.' is a directory")):
+        done = says(home, "tune", "-i", given, "--dry-run")
+        assert done.returncode == 2 and why in done.stderr
 
 
 def gpu_monitor() -> Any:
