@@ -303,12 +303,12 @@ class Hook:
         self.reload()
 
     def count_op(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
-        """Count a call of one of our ops that runs without aten. outcome, graph: as in a Sighting."""
+        """Count a call of one of our ops that runs without aten, by activate.current(). The rest: as in a Sighting."""
         if self.patches.counts:
             self.account.op_counts.add(problem, place, outcome, graph=graph)
             if graph and self.native is not None:
                 self.native.op_captured(problem, outcome, place)
-            if not self.background.alive:  # in a forked child
+            if self._parts is None or not self._parts.background.alive:  # in a forked child
                 with suppress(OSError):
                     self.start()
 

@@ -33,9 +33,7 @@ class OpCounts:
         self._lock = FrameLock()  # a signal's handler may run an op in the middle of one
 
     def add(self, problem: Problem, place: str, outcome: str = OUTCOMES[0], *, graph: bool = False) -> None:
-        """One call; outcome, graph: as of a Sighting."""
-        if self._process != own_process():  # C code forked this process, which Python did not learn
-            self.reset()
+        """One call; outcome, graph: as of a Sighting. The caller has asked activate.current(), which notices forks."""
         key = problem, place, outcome, graph, current()
         with self._lock:
             if len(self._calls) >= MAX_PROBLEMS and key not in self._calls:

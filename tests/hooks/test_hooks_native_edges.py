@@ -29,9 +29,10 @@ def test_ops_counted_in_a_child_that_c_forked_are_its_own_and_the_parents_are_no
     reads, writes = os.pipe()
     child = os.fork()  # an object that no hook knows: nobody tells it of the fork, as of one by C code
     if child == 0:
+        counts.reset()  # what the hook does once it sees that it is in a child, which is before its first count
         counts.add(LINEAR, cuda)
         counts.add(LINEAR, cuda)
-        counts.reset()  # what the hook does once it sees that it is in a child
+        counts.reset()
         os.write(writes, f"{[s.calls for s in counts.drain()]} {counts.dropped}".encode())
         os._exit(0)
     os.waitpid(child, 0)
@@ -39,6 +40,32 @@ def test_ops_counted_in_a_child_that_c_forked_are_its_own_and_the_parents_are_no
     with open(reads) as file:
         assert file.read() == "[2] 0"
     assert [s.calls for s in counts.drain()] == [1] and counts.dropped == 3
+
+
+def test_a_call_of_an_op_asks_once_whether_its_process_was_forked(home: Home) -> None:
+    """For half a microsecond each time."""
+    done = home.run(
+        """
+        import json, sys, torch
+        from gemmtuned.configs import processes
+        from gemmtuned.hooks import activate
+        from hooked import LINEAR
+
+        asked, own_process = [], processes.own_process
+        for name, module in list(sys.modules.items()):
+            if name.startswith("gemmtuned.") and vars(module).get("own_process") is own_process:
+                module.own_process = lambda: asked.append(1) or own_process()
+        calls = []
+        for _ in range(3):
+            before = len(asked)
+            activate.current().count_op(LINEAR, "cpu")
+            calls.append(len(asked) - before)
+        print(json.dumps(calls))
+        """,
+        GEMMTUNED_FLUSH_S="60",
+    )
+    assert done.said == [1] * 3
+    assert home.calls() == 3
 
 
 def test_products_of_a_thread_that_is_at_its_end_are_counted_and_leave_nothing(home: Home, tmp_path: Path) -> None:
