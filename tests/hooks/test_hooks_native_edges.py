@@ -83,7 +83,7 @@ def test_products_of_a_thread_that_is_at_its_end_are_counted_and_leave_nothing(h
         pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         places = [ctypes.c_void_p(pointer(handle, None)) for handle in handles]
         hook = activate.current()
-        threads, product = ctypes.CDLL(sys.argv[1]), hook.native._lib.aoti_torch_cpu_mm_out
+        threads, product = ctypes.CDLL(sys.argv[1]), hook.native._lib["aoti_torch_cpu_mm_out"]
         threads.run.argtypes = [ctypes.c_size_t, ctypes.c_int]
         early = threads.make_key()
         threads.take(product, *places)
