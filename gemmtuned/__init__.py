@@ -94,7 +94,11 @@ def ready(timeout: float = 30.0) -> bool:
 
     timeout: seconds.  True when it is, and when there is nothing to wait for: no table, the hook or dispatch off.  For
     servers, before they serve or capture graphs; a capture that begins with torch.cuda.CUDAGraph waits by itself.
+
+    Raises TypeError when timeout is no number.
     """
+    if not isinstance(timeout, int | float):
+        raise TypeError(f"ready: timeout is {timeout!r}, expected seconds")
     from gemmtuned.hooks.activate import ready as active
 
     return active(timeout)
@@ -172,7 +176,7 @@ def freeze(module: torch.nn.Module) -> int:
 
     You promise not to change the weights until `unfreeze(module)`.  Costs the memory of the weights once more.  Without
     the native hook nothing is frozen and 0 returned; the layers are frozen once it is there.  Raises GemmtunedError
-    when the module is in training mode.
+    when the module is in training mode, TypeError for what is no module.
     """
     from gemmtuned.hooks.freeze import freeze as apply
 
@@ -180,7 +184,7 @@ def freeze(module: torch.nn.Module) -> int:
 
 
 def unfreeze(module: torch.nn.Module) -> int:
-    """Undo `freeze`; returns how many layers were frozen."""
+    """Undo `freeze`; returns how many layers were frozen. Raises TypeError for what is no module."""
     from gemmtuned.hooks.freeze import unfreeze as apply
 
     return apply(module)

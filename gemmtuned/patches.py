@@ -78,6 +78,6 @@ class _Waiting:
 
 
 def _of(name: str) -> tuple[str, str]:
-    if name not in PATCHES:
-        raise GemmtunedError(f"there is no patch {name[:80]!r}, there are: {', '.join(PATCHES)}")
+    if not isinstance(name, str) or name not in PATCHES:
+        raise GemmtunedError(f"there is no patch {repr(name)[:80]}, there are: {', '.join(PATCHES)}")
     return PATCHES[name]

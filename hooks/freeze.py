@@ -107,12 +107,12 @@ def _somebody_looks_on() -> bool:
 def freeze(module: nn.Module) -> int:
     """See gemmtuned.freeze. Layers without a packed form (other dtypes, devices, subclasses) are left as they are.
 
-    Raises GemmtunedError when the module is in training mode, and for no other reason: a program with this line runs
-    on when the hook is off.
+    Raises GemmtunedError when the module is in training mode, TypeError for what is no module, and nothing else: a
+    program with this line runs on when the hook is off.
     """
     from gemmtuned.hooks.activate import current
 
-    if module.training:
+    if _module("freeze", module).training:
         raise GemmtunedError("freeze: the module is in training mode. Call module.eval() first")
     hook = current()
     if hook is not None and hook.path == "native":
@@ -123,6 +123,13 @@ def freeze(module: nn.Module) -> int:
         log.warning("nothing frozen yet reason=%r", hook.note or f"the hook's path is {hook.path}")
         _waiting.append(weakref.ref(module))
     return 0
+
+
+def _module(what: str, given: Any) -> nn.Module:
+    """What was given, where it is a module. Raises TypeError, naming what it was given to."""
+    if not isinstance(given, nn.Module):
+        raise TypeError(f"{what}: expected a torch.nn.Module, got {type(given).__name__}")
+    return given
 
 
 def freeze_waiting() -> None:
@@ -176,7 +183,7 @@ def unfreeze(module: nn.Module) -> int:
     """See gemmtuned.unfreeze."""
     _waiting[:] = [ref for ref in _waiting if ref() not in (None, module)]
     count = 0
-    for layer in module.modules():
+    for layer in _module("unfreeze", module).modules():
         if type(layer) is FrozenLinear:
             _thaw(layer)
             count += 1

@@ -159,6 +159,9 @@ def test_a_name_or_a_version_that_is_not_known_is_refused_by_name(monkeypatch: p
         GemmtunedError, match="there is no patch 'vllm', there are: deep_gemm, flashinfer, transformers"
     ):
         gemmtuned.patch("vllm")
+    for wrong in (None, 3, ["deep_gemm"]):
+        with pytest.raises(GemmtunedError, match=r"there is no patch .*, there are: deep_gemm"):
+            gemmtuned.patch(wrong)  # type: ignore[arg-type]
     old = types.ModuleType("transformers.integrations.moe")
     with pytest.raises(GemmtunedError, match="no registry of experts with grouped_mm: transformers 5 brings it"):
         transformers_moe.apply(old)
