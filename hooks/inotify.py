@@ -144,6 +144,8 @@ class Events(Sleeper):
                 self.alive, self.changed = False, True
             elif name in self._names.get(number, ()):
                 self.changed = True
+        if not self.alive:  # a forked child knows it no more by what /proc says, and would keep its copy
+            self.close()
 
     def _is_ours(self, fd: int) -> bool:
         """Whether /proc says that this descriptor has our watches and no other."""

@@ -167,6 +167,21 @@ def test_who_is_woken_again_and_again_wakes_each_time(tmp_path: Path) -> None:
     events.close()
 
 
+def test_a_descriptor_whose_folder_is_gone_is_closed_at_once(tmp_path: Path) -> None:
+    """A child that is forked then does not know it for ours, and kept its copy until its first count."""
+    (tmp_path / "configs").mkdir()
+    events = Events()
+    events.watch({tmp_path / "configs": {"manifest.json"}, tmp_path: {"tuned.csv"}})
+    assert events.descriptor() is not None
+    (tmp_path / "configs").rmdir()
+    events.wait(10)
+    assert not events.alive and events.changed
+    assert events._fd is None and events.descriptor() is None
+    began_s = clock.monotonic()
+    events.wait(0.1)
+    assert clock.monotonic() - began_s < 5
+
+
 def test_one_folder_by_two_names_is_watched_for_both(tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "link").symlink_to("configs")
