@@ -169,16 +169,15 @@ Tensor run_route(const Route& route, const Problem& p, const Slots& slots, int f
   return C10_UNLIKELY(flags & NO_BATCH) ? y.unsqueeze(0) : y;
 }
 
-// The same, written into y of `slots`: directly if that gives the same result as by way of a fresh tensor.
-template <class Device>
-void run_route_into(const Route& route, const Problem& p, Slots slots, int flags) {
-  const Tensor& out = *slots.t[SLOT_Y];
-  if (!(flags & NO_BATCH) && Device::run_into(route, slots)) return;
-  slots.t[SLOT_Y] = nullptr;
-  const Tensor y = run_route<Device>(route, p, slots, flags);
-  const Below below;
-  out.copy_(y);  // it may overlap an operand
-}
+// The operands with the caller's result, without the batch of 1 that torch's operands have.
+struct WithResult {
+  Tensor first;
+  Slots slots;
+  WithResult(const Slots& operands, const Tensor& out, int flags) : slots(operands) {
+    if (flags & NO_BATCH) first = first_of(out);
+    slots.t[SLOT_Y] = flags & NO_BATCH ? &first : &out;
+  }
+};
 
 // Runs the call by its route or, without one, by `stock`; then counts it, unless torch raised. `out`: the tensor that stock
 // returns, if it is the caller's. A call with a route that ran on stock all the same is counted as a miss.
@@ -223,10 +222,14 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   Outcome outcome = found.outcome;
   Route* route = found.route;
   std::exception_ptr failure;
+  [[maybe_unused]] std::optional<WithResult> with_y;
   if (route && route->code != STOCK && !by_engine) {
     const bool may_replace = !engine || found.engines.lost(engine);
     const bool failed = route->failed.load(std::memory_order_relaxed);
     if (may_replace && !failed) fits = fits && accepts<Device>(*route, slots);
+    if constexpr (into) {
+      if (may_replace && !failed && fits) fits = Device::writes_into(*route, with_y.emplace(slots, *out, flags).slots);
+    }
     if (!fits) cell->note_unserved(kUnfit);
     else if (!may_replace) cell->note_unserved(engine);
     if (fits && may_replace && !failed && may_serve_capture(*route, key)) {
@@ -235,9 +238,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
         const OnProbation going_on(*route, Device::on_host);
         if (C10_LIKELY((flags & UNCHECKED) || !live_check_due() || (key.flags & GRAPH))) {
           if constexpr (into) {
-            Slots with_y = slots;
-            with_y.t[SLOT_Y] = out;
-            run_route_into<Device>(*route, key, with_y, flags);
+            Device::run_into(*route, key, with_y->slots, *out, flags);
             count(outcome);
             return *out;
           } else {

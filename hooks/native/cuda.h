@@ -45,6 +45,10 @@ class On {
   c10::OptionalDeviceGuard guard_;
 };
 
+inline bool may_overlap(const Tensor& a, const Tensor& b) {  // views with gaps are not looked at more closely
+  return a.storage().is_alias_of(b.storage()) && at::get_overlap_status(a, b) != at::MemOverlapStatus::No;
+}
+
 // What Operators (operators.h) asks of a device.
 struct Cuda {
   static constexpr auto key = c10::DispatchKey::CUDA;
@@ -80,18 +84,24 @@ struct Cuda {
     return y;
   }
 
-  // Straight into y of `slots` where that is the same as through a fresh tensor.
-  static bool run_into(const Route& route, const Slots& slots) {
+  // Whether the route can write straight into y of `slots`, as stock does: another tensor and a copy could take longer than
+  // the route saves. y lies without gaps or, where the kernel is given its strides, as the record's conditions say.
+  static bool writes_into(const Route& route, const Slots& slots) {
     const Tensor& y = *slots.t[SLOT_Y];
-    if ((route.op && !route.op->writes()) || !y.is_contiguous() || reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16)
+    if ((route.op && !route.op->writes()) || reinterpret_cast<uintptr_t>(y.const_data_ptr()) % 16) return false;
+    if (!y.is_contiguous() &&
+        !(route.launch && cuda::takes_strides(*route.launch, SLOT_Y) && holds(route.conditions, slots)))
       return false;
     for (int i = 0; i < SLOT_Y; ++i) {
       const bool in_place = route.lt && i == SLOT_C && slots.c() == &y;  // as the library allows
-      if (slots.t[i] && !in_place && at::get_overlap_status(y, *slots.t[i]) != at::MemOverlapStatus::No) return false;
+      if (slots.t[i] && !in_place && may_overlap(y, *slots.t[i])) return false;
     }
-    const On here(y.device());
-    launch(route, slots);
     return true;
+  }
+  static void run_into(const Route& route, const Problem&, const Slots& slots, const Tensor&, int) {
+    const Below below;
+    const On here(slots.x().device());
+    launch(route, slots);
   }
 
 #define GEMMTUNED_ON_CUDA(operation, ours, torchs) GEMMTUNED_TORCHS(ours, at::cuda::torchs)

@@ -49,6 +49,12 @@ inline ByteMatrix byte_matrix(const Argument& a, const Slots& slots) {
   return byte_matrix(*slots.t[a.slot], a.dim, a.what * 8u);
 }
 
+inline bool takes_strides(const Launch& l, Slot slot) {
+  for (int i = 0; i < l.count; ++i)
+    if (l.arguments[i].kind == OPERAND && l.arguments[i].slot == slot && l.arguments[i].what == STRIDE) return true;
+  return false;
+}
+
 union Value {
   const void* pointer;
   Address address;

@@ -1,9 +1,9 @@
 """Batched products with few rows of X each, in one launch: the heads of an attention whose keys are compressed (MLA).
 
-Y[b] = X[b] @ W[b].T for every b.  W is [B, N, K], K or N lying without gaps; rows of X lie without gaps, and matrices
-of X anywhere, so that a view [B, M, K] of [M, B, K] needs no copy.  Such products are small: what counts is that every
-thread block asks for all that it reads at once, so up to four steps of K are on their way, mostly all there are.
-`swap` puts rows of W on the long side of the matrix instruction and tokens on the short one, as in tiles.py.
+Y[b] = X[b] @ W[b].T for every b.  W is [B, N, K], K or N lying without gaps; rows of X and Y lie without gaps, and
+their matrices anywhere, so that views [B, M, K] of [M, B, K] need no copy.  Such products are small: what counts is
+that every thread block asks for all that it reads at once, so up to four steps of K are on their way, mostly all there
+are.  `swap` puts rows of W on the long side of the matrix instruction and tokens on the short one, as in tiles.py.
 """
 # mypy: disable-error-code="misc,untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -27,7 +27,7 @@ MAX_M: Final = 1024
 _ALIGNED: Final = 8  # values of 16 bits: a load of 16 bytes
 _WORDS: Final = {
     "x": "x.ptr", "w": "w.ptr", "y": "y.ptr", "m": "x.size1", "ldbx": "x.stride0", "ldx": "x.stride1",
-    "ldbw": "w.stride0",
+    "ldbw": "w.stride0", "ldby": "y.stride0", "ldy": "y.stride1",
 }  # fmt: skip
 _ROWS: Final = {"t": {"ldw": "w.stride1"}, "n": {"ldw": "w.stride2"}}  # by layout of W: what lies apart
 _RING: Final = 5  # stages at most: up to four steps of K are on their way
@@ -49,7 +49,7 @@ _MANY: Final = (
 
 @triton.jit
 def batched(
-    x, w, y, m, ldbx, ldx, ldbw, ldw, N: tl.constexpr, K: tl.constexpr,
+    x, w, y, m, ldbx, ldx, ldbw, ldby, ldy, ldw, N: tl.constexpr, K: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SWAP: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1) * BLOCK_M
@@ -87,7 +87,7 @@ def batched(
         else:
             rows = rows[None, :]
             tokens = tokens[:, None]
-        at = (b * m + tokens) * N + rows
+        at = b * ldby + tokens.to(tl.int64) * ldy + rows
         tl.store(y + at, acc.to(y.dtype.element_ty), mask=(rows < N) & (tokens < m))
 
 
@@ -130,8 +130,12 @@ def _conditions(problem: Problem, row: str) -> tuple[Condition, ...]:
     dense = "w.stride2" if row == "w.stride1" else "w.stride1"
     return (
         Condition("x.size1", "<=", problem.m), Condition("x.size0", "==", problem.batch),
-        Condition("w.size0", "==", problem.batch), Condition("x.stride2", "==", 1), Condition(dense, "==", 1),
-        *(Condition(word, "%", _ALIGNED) for word in ("x.stride0", "x.stride1", "w.stride0", row)),
+        Condition("w.size0", "==", problem.batch),
+        *(Condition(word, "==", 1) for word in ("x.stride2", dense, "y.stride2")),
+        *(
+            Condition(word, "%", _ALIGNED)
+            for word in ("x.stride0", "x.stride1", "w.stride0", row, "y.stride0", "y.stride1")
+        ),
         *(Condition(f"{name}.ptr", "%", POINTER_ALIGN) for name in ("x", "w")),
     )  # fmt: skip
 
