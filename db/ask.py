@@ -33,6 +33,18 @@ def ask(path: Path, sql: str, values: tuple[Any, ...] | dict[str, Any] = ()) -> 
     return on(path, lambda conn: rows(conn, sql, values), [])
 
 
+def version_of(path: Path) -> int:
+    """The schema of the file as it lies; 0 for an empty one, and for what is not ours."""
+    conn = connect_read_only(path)
+    try:
+        application, version = migrations.identity(conn)
+    except (sqlite3.Error, UnicodeDecodeError) as err:
+        raise faults.store_error(err, path) from err
+    finally:
+        conn.close()
+    return version if application == migrations.APPLICATION_ID else 0
+
+
 class _Copy(sqlite3.Connection):
     """A copy in memory, of which the next question is asked, too."""
 

@@ -62,7 +62,7 @@ def _disagreements(path: Path, *, counts: bool = True) -> list[str]:
         if version > migrations.SCHEMA:
             return [migrations.too_new(path, version)]
         if version < migrations.SCHEMA:
-            return [f"schema {version}, not yet {migrations.SCHEMA}: the next program to write brings it up to date"]
+            return [migrations.too_old(version)]
         if not counts:
             return []
         found = [

@@ -101,6 +101,14 @@ def too_new(path: Path, version: int) -> str:
     )
 
 
+def too_old(version: int) -> str:
+    """That a program does not write to it, and what brings it up to date."""
+    return (
+        f"schema {version}, not yet {SCHEMA}: programs keep their counts to themselves, and lose them when they end, "
+        "until gemmtuned daemon or gemmtuned run brings it up to date"
+    )
+
+
 def refuse_newer_header(path: Path) -> None:
     """Raise StoreError for a damaged file that says a newer schema: it is not ours to build anew.
 

@@ -73,7 +73,7 @@ def _way_out(found: str) -> str:
     if any(way in found for way in ("et GEMMTUNED_", "Upgrade gemmtuned", "Free space", "Try again")):
         return "as it says"
     if "not yet" in found:
-        return "gemmtuned daemon, or any program that counts"
+        return "gemmtuned daemon, or gemmtuned run COMMAND"
     if "cannot be looked at now" in found:
         return "look at the system log: the disk does not answer; the file itself may be sound"
     return (

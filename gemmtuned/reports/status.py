@@ -12,7 +12,7 @@ from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.device.advice import advice
 from gemmtuned.daemon.service.rules import paused_until
 from gemmtuned.db import migrations
-from gemmtuned.db.ask import ask
+from gemmtuned.db.ask import version_of
 from gemmtuned.db.queries import DAY_S
 from gemmtuned.reports import left_out
 from gemmtuned.reports.checks import Check
@@ -119,17 +119,18 @@ def _covered_line(share: float | None) -> str:
 
 
 def _switched_off(settings: Settings, now_s: float) -> list[str]:
-    """Lines that come first: a full disk, a newer version's database, a pause, programs that run stock torch."""
+    """Lines that come first: a full disk, another version's database, a pause, programs that run stock torch."""
     lines = list(why_off(settings))
     paused = paused_until(settings.home, now_s)
     if paused is not None:
         until = "" if paused == 0 else f" until {moment(paused, now_s)}"
         lines.insert(0, f"PAUSED{until}: nothing is tuned. Go on with: gemmtuned resume")
     with suppress(StoreError, OSError):  # whoever reads more of it says why
-        found = ask(settings.db, "PRAGMA user_version") if settings.db.exists() else []
-        version = max((int(row["user_version"]) for row in found), default=0)  # an empty file answers nothing
+        version = version_of(settings.db) if settings.db.exists() else 0
         if version > migrations.SCHEMA:
             lines.insert(0, f"NEWER: {migrations.too_new(settings.db, version)}")
+        elif 0 < version < migrations.SCHEMA:  # an empty file has none
+            lines.insert(0, f"OLDER: {settings.db}: {migrations.too_old(version)}")
     return [*disk_full(settings), *lines]
 
 

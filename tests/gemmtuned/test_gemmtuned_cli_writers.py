@@ -154,6 +154,19 @@ def test_a_backup_of_another_versions_database_is_of_that_version(
             assert conn.execute("PRAGMA user_version").fetchone() == (version,)
 
 
+def test_commands_say_that_programs_lose_their_counts_until_an_older_database_is_brought_up_to_date(
+    call: Cli, home: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(home / "tune.db")) as conn:
+        conn.execute(f"PRAGMA user_version = {SCHEMA - 1}")
+    lost = f"schema {SCHEMA - 1}, not yet {SCHEMA}: programs keep their counts to themselves"
+    assert call("status").stdout.startswith(f"OLDER: {home / 'tune.db'}: {lost}")
+    for words in (("db", "check"), ("doctor", "--quick")):
+        done = call(*words)
+        assert done.returncode == 1 and lost in done.stdout
+        assert "gemmtuned daemon" in done.stdout and "any program that counts" not in done.stdout
+
+
 @pytest.mark.long
 def test_a_damaged_database_fails_its_check_and_is_left_as_it_lies(cli: Cli, home: Path) -> None:
     db = home / "tune.db"
