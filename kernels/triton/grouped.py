@@ -23,6 +23,7 @@ from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.own_kernel import OUR_TYPES, POINTER_ALIGN, Config, Parameter, Scored
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
+from gemmtuned.kernels.triton.row_products import row_products
 
 MAX_GROUPS: Final = 1024  # offs is held in registers
 _ALIGNED: Final = 8  # values of 16 bits: torch asks for as many of its own
@@ -66,26 +67,7 @@ def grouped(
         ws = tl.minimum(rows, N - 1).to(tl.int64) if N % BLOCK_N != 0 else rows.to(tl.int64)
         x_rows = x + tl.minimum(tokens, end - 1).to(tl.int64) * ldx
         w_rows = w + group.to(tl.int64) * ldg + (ws * ldw if TURNED else ws)
-        acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-        for step in range(0, (K + BLOCK_K - 1) // BLOCK_K):
-            k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-            wk = k if TURNED else k.to(tl.int64) * ldw
-            if SWAP:
-                wp = w_rows[:, None] + wk[None, :]
-                xp = x_rows[None, :] + k[:, None]
-                if K % BLOCK_K == 0:
-                    acc = tl.dot(tl.load(wp), tl.load(xp), acc)
-                else:
-                    wt = tl.load(wp, mask=(k < K)[None, :], other=0.0)
-                    acc = tl.dot(wt, tl.load(xp, mask=(k < K)[:, None], other=0.0), acc)
-            else:
-                wp = w_rows[None, :] + wk[:, None]
-                xp = x_rows[:, None] + k[None, :]
-                if K % BLOCK_K == 0:
-                    acc = tl.dot(tl.load(xp), tl.load(wp), acc)
-                else:
-                    xt = tl.load(xp, mask=(k < K)[None, :], other=0.0)
-                    acc = tl.dot(xt, tl.load(wp, mask=(k < K)[:, None], other=0.0), acc)
+        acc = row_products(x_rows, w_rows, ldw, K, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, TURNED)
         if SWAP:
             rows = rows[:, None]
             tokens = tokens[None, :]
