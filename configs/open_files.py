@@ -1,4 +1,4 @@
-"""A process that may open no more files, or write no larger ones: said so, with what helps; the file is sound."""
+"""A process that may open no more files, or write no larger ones: said so, with what helps; and how full a disk is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from typing import Final
 _NEEDED: Final = 8  # descriptors that SQLite and we have open at once, at most
 _RLIMIT_FSIZE, _RLIMIT_NOFILE = 1, 7  # Linux's numbers, on every architecture that torch is built for
 _NO_LIMIT: Final = ctypes.c_ulong(-1).value
+
+
+def free_bytes(folder: str | os.PathLike[str]) -> int | None:
+    """Bytes that may be written in a folder; None where its file system counts none. Raises OSError.
+
+    A tmpfs without a limit, and some of FUSE, have no blocks at all, and say that none of them is free.
+    """
+    facts = os.statvfs(folder)
+    return facts.f_bavail * facts.f_frsize if facts.f_blocks else None
 
 
 def limit_reached(err: BaseException | None = None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
-from gemmtuned.configs.open_files import limit_reached, size_limit
+from gemmtuned.configs.open_files import free_bytes, limit_reached, size_limit
 from gemmtuned.configs.read_file import read_regular
 from gemmtuned.configs.unpatched import os
 from gemmtuned.db import refusals
@@ -271,7 +271,9 @@ def _os_kind(err: OSError) -> str:
 def no_room(path: Path) -> bool:
     """Whether the disk has no room for the memory that users of this database share: to SQLite an I/O error."""
     free = _free_bytes(path)
-    return (free is not None and free < _SHARED_BYTES) or no_inodes(path)
+    if free is not None and free < _SHARED_BYTES:
+        return not _is_read_only(path)  # an image that only is read has no room, and nobody wants any
+    return no_inodes(path)
 
 
 def no_inodes(path: Path) -> bool:
@@ -298,14 +300,19 @@ def _free(path: Path, err: Exception) -> str:
 
 
 def _free_bytes(path: Path) -> int | None:
-    facts = _disk(path)
-    return None if facts is None else facts.f_bavail * facts.f_frsize
+    try:
+        return free_bytes(_folder(path))
+    except OSError:
+        return None
 
 
 def _disk(path: Path) -> os.statvfs_result | None:
     """Facts of the disk that the file is on, or would be once its folders are made; None where nobody tells."""
-    folder = next((parent for parent in path.parents if os.path.lexists(parent)), path.parent)
     try:
-        return os.statvfs(folder)
+        return os.statvfs(_folder(path))
     except OSError:
         return None
+
+
+def _folder(path: Path) -> Path:
+    return next((parent for parent in path.parents if os.path.lexists(parent)), path.parent)

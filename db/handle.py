@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreBusy, StoreError
+from gemmtuned.configs.open_files import free_bytes
 from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.configs.unpatched import builtins, os, sleep
 from gemmtuned.db import faults, migrations, stale_log
@@ -376,10 +377,10 @@ def _keeps_log(conn: sqlite3.Connection, timeout_s: float, *, wait: bool) -> boo
 
 def _has_room(folder: Path) -> bool:
     try:
-        facts = os.statvfs(folder)
+        free = free_bytes(folder)
     except OSError:
         return False
-    return facts.f_bavail * facts.f_frsize >= LAST_ROOM_BYTES
+    return free is None or free >= LAST_ROOM_BYTES
 
 
 def _leak(conn: sqlite3.Connection) -> None:

@@ -28,6 +28,7 @@ from typing import Any, Final, cast
 from gemmtuned._testing import faults
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.open_files import free_bytes
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.temporary import be_like
 from gemmtuned.db import salvage
@@ -123,8 +124,8 @@ def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:
     if source is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     needed = 2 * (source["db"][1] + (source["wal"][1] if source["wal"] else 0))
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
+    free = free_bytes(path.parent)
+    if free is not None and free < needed:
         raise OSError(errno.ENOSPC, f"salvage needs {needed >> 20} MiB, {free >> 20} MiB are free")
     folder.mkdir(mode=0o700)
     build = folder / "build.db"

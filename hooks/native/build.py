@@ -28,7 +28,7 @@ from typing import Any, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import bundle, clock
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.open_files import limit_reached
+from gemmtuned.configs.open_files import free_bytes, limit_reached
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.temporary import temporary_path
@@ -209,8 +209,8 @@ def _compile(path: Path, torch: Path) -> Path:
     cxx = compiler()
     if cxx is None:
         raise BuildFailed(f"no C++ compiler (tried {', '.join(COMPILERS)}). Install g++ for the native hook")
-    free = shutil.disk_usage(path.parent).free
-    if free < ROOM_BYTES:
+    free = free_bytes(path.parent)
+    if free is not None and free < ROOM_BYTES:
         raise BuildFailed(f"{path.parent}: {free >> 10} KiB are free, a build needs {ROOM_BYTES >> 20} MiB")
     temporary = temporary_path(path)
     command = [

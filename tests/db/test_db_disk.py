@@ -10,7 +10,9 @@ from command_line import says
 from store_cases import NEW, found, open_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.open_files import free_bytes
 from gemmtuned.db import faults
+from gemmtuned.db.store import check
 
 READERS = (["status"], ["coverage"], ["untuned"], ["explain", "8", "1024", "512"], ["gains"], ["db", "check"])
 WRITERS = (["withdraw", "8", "1024", "512"], ["retune", "8x1024x512"], ["tune", "fp32:8x64x64"])
@@ -82,3 +84,33 @@ def test_a_file_system_that_became_read_only_is_called_that(home: Path) -> None:
         assert done.returncode == 1 and "file system is read-only" in done.stderr, (words, done)
     with pytest.raises(StoreError, match="mounted for writing"):
         open_store(home).sightings.add("serve", NEW, [saw(problem(), 7)], now_s=0)
+
+
+def test_a_file_system_that_counts_no_blocks_is_not_full(small_disk: Path) -> None:
+    """Such as a tmpfs without a limit, and some of FUSE."""
+    unlimited = small_disk / "unlimited"
+    unlimited.mkdir()
+    assert subprocess.run(["mount", "-t", "tmpfs", "-o", "size=0", "none", str(unlimited)]).returncode == 0
+    try:
+        assert os.statvfs(unlimited).f_blocks == 0
+        home = unlimited / "home"
+        store = open_store(home)
+        store.sightings.add("serve", NEW, [saw(problem(), 7)], now_s=os.stat(small_disk).st_mtime)
+        assert not faults.no_room(store.path)
+        store.mend("as a test")
+        store.close()
+        assert check(home / "tune.db") == []
+        assert "DISK FULL" not in says(home, "status").stdout
+        assert "FAIL  disk" not in says(home, "doctor", "--quick").stdout
+        assert free_bytes(unlimited) is None and free_bytes(small_disk) == os.statvfs(small_disk).f_bavail * 4096
+    finally:
+        subprocess.run(["umount", "-l", str(unlimited)], check=True)
+
+
+def test_an_image_that_only_is_read_is_not_called_full(home: Path) -> None:
+    fill(home.parent)
+    assert faults.no_room(home / "tune.db")
+    remounted = subprocess.run(["mount", "-o", "remount,ro", str(home.parent)], capture_output=True)
+    assert remounted.returncode == 0, remounted.stderr
+    assert not faults.no_room(home / "tune.db")
+    assert "DISK FULL" not in says(home, "status").stdout

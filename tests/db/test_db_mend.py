@@ -199,9 +199,8 @@ def test_what_was_written_since_a_kill_is_not_thrown_away_for_what_was_built_bef
 
 
 def test_no_room_is_said_before_anything_is_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = type("Free", (), {"free": 1 << 10})
     with monkeypatch.context() as patch:
-        patch.setattr(mend.shutil, "disk_usage", lambda path: free)
+        patch.setattr(mend, "free_bytes", lambda folder: 1 << 10)
         with pytest.raises(StoreError, match=r"disk full.*Free space"):
             repair(home)
     assert {p.name for p in home.iterdir()} <= {"locks", "tune.db", "tune.db-wal", "tune.db-shm"}

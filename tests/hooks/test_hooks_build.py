@@ -210,7 +210,7 @@ def test_a_full_disk_is_named_before_the_compiler_runs(
     tmp_path: Path, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler(f"touch {tmp_path / 'ran'}")
-    monkeypatch.setattr(native_build.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 1 << 20))
+    monkeypatch.setattr(native_build, "free_bytes", lambda folder: 1 << 20)
     with pytest.raises(BuildFailed, match="1024 KiB are free"):
         build(tmp_path / "cache")
 
