@@ -54,6 +54,14 @@ def numbered(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
             raise TableError(f"{name} line {number}: more than {MAX_BAD_ROWS} blank lines: not a table")
 
 
+def remarks(lines: Sequence[str], *, name: str) -> tuple[list[str], list[str]]:
+    """The remarks of a table that stand above its header, and those below it, each with a line end."""
+    read = {number for number, _ in numbered(lines, name)}
+    found = [(at, f"{line.rstrip()}\n") for at, line in enumerate(lines, 1) if at not in read and is_remark(line)]
+    header = min(read, default=0)
+    return [line for at, line in found if at < header], [line for at, line in found if at > header]
+
+
 def is_remark(line: str) -> bool:
     """Whether it begins with `#` or `//`; a spreadsheet's `#N/A` in the first cell is none."""
     if line[:1] in _BEGINS:

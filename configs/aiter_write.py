@@ -12,12 +12,20 @@ from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.temporary import create, take_place, temporary_path
 
 
-def write_file(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",") -> None:
-    """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses."""
+def write_file(
+    path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]], *, separator: str = ",",
+    above: Sequence[str] = (), below: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Write a table whole or not at all, under a temporary name first. Raises TableError when the disk refuses.
+
+    above, below: lines that stand before the header and after the last row, each with its end.
+    """
     temporary = temporary_path(path)
     try:
         with os.fdopen(create(temporary, path), "w", encoding="utf-8", newline="") as file:
+            file.writelines(above)
             write_lines(file, columns, rows, separator=separator)
+            file.writelines(below)
             file.flush()
             os.fsync(file.fileno())
         take_place(temporary, path)

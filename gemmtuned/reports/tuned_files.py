@@ -1,9 +1,10 @@
 """Files that `gemmtuned tune` writes as it goes: AITER's tuned table, and its profile of every candidate.
 
 After each shape both are written under a temporary name and renamed, so an interrupt loses no result.  Rows of others
-stay as they are, with unknown columns and with several for one shape; a solution of ours replaces those of its shape
-and device.  Others may write to the tuned table at the same time: so we read it again before each write, under a lock
-that our tuners share, and notice if an editor wrote in between, or into the file that we replaced; its rows are kept.
+stay as they are, with unknown columns and with several for one shape; so do remarks, those between rows below them.  A
+solution of ours replaces the rows of its shape and device.  Others may write to the tuned table at the same time: so we
+read it again before each write, under a lock that our tuners share, and notice if an editor wrote in between, or into
+the file that we replaced; its rows are kept.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from gemmtuned.configs.aiter_rows import (
     tuned_texts,
     units_of,
 )
+from gemmtuned.configs.aiter_text import remarks
 from gemmtuned.configs.aiter_write import require_writable, write_file, write_lines
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.problem import Problem
@@ -69,6 +71,8 @@ class TunedTable:
         self._sort = sort
         self._columns = list(columns_for(family, kind="tuned"))
         self._separator = ","
+        self._above: list[str] = []  # remarks of theirs, above the header and below it
+        self._below: list[str] = []
         self._theirs: list[tuple[Identity, Row]] = []  # a shape may stand several times
         self._ours: dict[Identity, Row] = {}
         self._seen = Watched()
@@ -132,7 +136,7 @@ class TunedTable:
         """Read the file again; False if there is none."""
         lines = self._seen.open(self.path)
         if lines is None:
-            self._theirs = []
+            self._theirs, self._above, self._below = [], [], []
             return False
         table = read_lines(lines, name=str(self.path), family=self.family.name, ignore=(EVERY,))
         if table.family is not self.family:
@@ -147,6 +151,7 @@ class TunedTable:
         ours = columns_for(self.family, kind="tuned")
         self._columns = [*table.header.columns, *(c for c in ours if c not in table.header.columns)]
         self._separator = table.header.separator
+        self._above, self._below = remarks(lines, name=str(self.path))
         self._theirs = []
         self._take(table)
         return True
@@ -162,7 +167,8 @@ class TunedTable:
             rows[id(row)] = row
         rows |= {id(row): row for row in self._ours.values()}
         ordered = sorted(rows.values(), key=_order) if self._sort else rows.values()
-        write_file(path, self._columns, map(self._cells, ordered), separator=self._separator)
+        cells = map(self._cells, ordered)
+        write_file(path, self._columns, cells, separator=self._separator, above=self._above, below=self._below)
 
     def _cells(self, row: Row) -> Sequence[str]:
         known = len(row.header.columns)

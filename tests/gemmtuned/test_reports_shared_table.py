@@ -95,3 +95,22 @@ def test_what_an_editor_puts_in_the_files_place_stays(tmp_path: Path) -> None:
     assert [(row["M"], row["N"]) for row in read_file(path).rows] == [
         ("1", "512"), ("2", "512"), ("8", "128"), ("9", "128"),
     ]  # fmt: skip
+
+
+def test_remarks_of_others_stay(tmp_path: Path) -> None:
+    """A row that somebody has put out of use by a mark is among them."""
+    path = tmp_path / "tuned.csv"
+    first = TunedTable(path, FAMILIES["bf16"])
+    first.add(solution(1, 64), DEVICE)
+    first.write()
+    header, row = path.read_text().splitlines()
+    path.write_text(f"# tuned at night\n// twice\n{header}\n#{row}\n{row}\n  # the end")
+
+    for n in (128, 192):
+        table = TunedTable(path, FAMILIES["bf16"])
+        table.add(solution(1, n), DEVICE)
+        table.write()
+    lines = path.read_text().splitlines()
+    assert lines[:4] == ["# tuned at night", "// twice", header, row]
+    assert lines[-2:] == [f"#{row}", "  # the end"] and len(lines) == 8
+    assert len(read_file(path).rows) == 3
