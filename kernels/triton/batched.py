@@ -73,9 +73,8 @@ def batched(
         tl.store(y + at, acc.to(y.dtype.element_ty), mask=(rows < N) & (tokens < m))
 
 
-def launch_record(config: Config, problem: Problem) -> LaunchRecord:
-    """How this config runs the problem. Raises CandidateFailed when it cannot."""
-    config = KERNEL.checked(config)
+def check(problem: Problem) -> None:
+    """Raise CandidateFailed when the kernel is not written for this problem."""
     p = problem
     if p.family != "batched" or p.dtype not in OUR_TYPES or not p.dtype == p.wdtype == p.out_dtype or p.scale != "none":
         raise CandidateFailed(f"{p}: kernel batched runs batched products of {' and '.join(OUR_TYPES)}, all alike")
@@ -83,6 +82,16 @@ def launch_record(config: Config, problem: Problem) -> LaunchRecord:
         raise CandidateFailed(f"{p}: kernel batched runs layouts nt and nn with plain weights")
     if p.n % _ALIGNED or p.k % _ALIGNED or p.m > MAX_M or p.batch > MAX_GRID_YZ:
         raise CandidateFailed(f"{p}: N and K are multiples of {_ALIGNED}, M is at most {MAX_M}")
+
+
+def launch_record(config: Config, problem: Problem) -> LaunchRecord:
+    """How this config runs the problem. Raises CandidateFailed when it cannot."""
+    config = KERNEL.checked(config)
+    check(problem)
+    p = problem
+    tiles = -(-p.n // config["rows"])
+    if tiles > MAX_GRID_YZ:
+        raise CandidateFailed(f"{p}: {tiles} tiles of N are more than a launch record can have")
     words = {**_WORDS, **_ROWS[p.layout[1]]}
     return LaunchRecord(
         kernel=KERNEL.name,
@@ -125,13 +134,19 @@ def _conditions(problem: Problem, row: str) -> tuple[Condition, ...]:
 def scored(problem: Problem, device: Device) -> Scored:
     """What is worth trying, in the order in which it is likely to be the fastest; it is not estimated in us."""
     p = problem
-    if p.dtype not in OUR_TYPES or p.m > MAX_M or p.layout not in ("nt", "nn") or p.n % _ALIGNED or p.k % _ALIGNED:
+    try:
+        check(p)
+    except CandidateFailed:
         return []
     forms = _FEW if p.m <= 32 else _SOME if p.m <= 64 else _MANY
     configs = [_config(p, *form) for form in forms]
     if device.arch.startswith("gfx"):  # its pipeline has no more stages
         configs = [config | {"stages": min(config["stages"], 2)} for config in configs]
-    fit = [c for c in configs if _shared_bytes(c) <= shared_limit(device.arch) and c["rows"] <= 2 * p.n]
+    fit = [
+        c
+        for c in configs
+        if _shared_bytes(c) <= shared_limit(device.arch) and c["rows"] <= 2 * p.n <= 2 * MAX_GRID_YZ * c["rows"]
+    ]
     unlike = [dict(one) for one in dict.fromkeys(tuple(c.items()) for c in fit)]
     return [(float(i), config) for i, config in enumerate(unlike, 1)]
 

@@ -51,6 +51,8 @@ def test_it_is_offered_for_batched_products_of_16_bits_and_few_rows_alone() -> N
         replace(HEADS, m=1025),
         replace(HEADS, layout="tn"),
         replace(HEADS, family="batched_add"),
+        replace(HEADS, out_dtype="fp32"),
+        replace(HEADS, batch=65536),
         Problem(m=8, n=512, k=128, dtype="bf16"),
     ):
         assert not KERNEL.offers(other, H200, "triton"), other
@@ -66,6 +68,15 @@ def test_it_is_offered_for_batched_products_of_16_bits_and_few_rows_alone() -> N
 def test_what_it_is_not_written_for_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(CandidateFailed, match=r"batched runs|multiples"):
         launch_record(configs(HEADS)[0], replace(HEADS, **changed))
+
+
+def test_every_offer_for_a_wide_n_has_a_record_that_can_be_read() -> None:
+    wide = replace(HEADS, n=1 << 21)
+    assert {config["rows"] for config in configs(HEADS)} > {config["rows"] for config in configs(wide)} >= {64}
+    for config in configs(wide):
+        read_launch(replace(launch_record(config, wide).launch, binary="0" * 64, name="batched").text())
+    with pytest.raises(CandidateFailed, match="131072 tiles"):
+        launch_record(configs(HEADS)[0] | {"rows": 16}, wide)
 
 
 def test_what_is_published_for_it_is_found_by_the_calls_of_a_program() -> None:
