@@ -169,6 +169,15 @@ Tensor run_route(const Route& route, const Problem& p, const Slots& slots, int f
   return C10_UNLIKELY(flags & NO_BATCH) ? y.unsqueeze(0) : y;
 }
 
+// The same, copied into the caller's result.
+template <class Device>
+void run_and_copy(const Route& route, const Problem& p, Slots slots, const Tensor& out, int flags) {
+  slots.t[SLOT_Y] = nullptr;
+  const Tensor y = run_route<Device>(route, p, slots, flags);
+  const Below below;
+  out.copy_(y);  // it may overlap an operand
+}
+
 // The operands with the caller's result, without the batch of 1 that torch's operands have.
 struct WithResult {
   Tensor first;
@@ -228,7 +237,8 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     const bool failed = route->failed.load(std::memory_order_relaxed);
     if (may_replace && !failed) fits = fits && accepts<Device>(*route, slots);
     if constexpr (into) {
-      if (may_replace && !failed && fits) fits = Device::writes_into(*route, with_y.emplace(slots, *out, flags).slots);
+      if (may_replace && !failed && fits)
+        fits = Device::writes_into(*route, with_y.emplace(slots, *out, flags).slots) || key.flags & BATCH_INVARIANT;
     }
     if (!fits) cell->note_unserved(kUnfit);
     else if (!may_replace) cell->note_unserved(engine);

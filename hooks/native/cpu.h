@@ -167,11 +167,8 @@ struct Cpu {
 
   // By way of a tensor of its own, which costs a copy of the result in the cache.
   static bool writes_into(const Route&, const Slots&) { return true; }
-  static void run_into(const Route& route, const Problem& p, Slots slots, const Tensor& out, int flags) {
-    slots.t[SLOT_Y] = nullptr;
-    const Tensor y = run_route<Cpu>(route, p, slots, flags);
-    const Below below;
-    out.copy_(y);  // it may overlap an operand
+  static void run_into(const Route& route, const Problem& p, const Slots& slots, const Tensor& out, int flags) {
+    run_and_copy<Cpu>(route, p, slots, out, flags);
   }
 
 #define GEMMTUNED_ON_CPU(operation, ours, torchs) GEMMTUNED_TORCHS(ours, at::cpu::torchs)

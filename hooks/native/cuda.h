@@ -98,7 +98,10 @@ struct Cuda {
     }
     return true;
   }
-  static void run_into(const Route& route, const Problem&, const Slots& slots, const Tensor&, int) {
+  // A batch-invariant product is copied where it is not so, since stock gives its rows other bits.
+  static void run_into(const Route& route, const Problem& p, const Slots& slots, const Tensor& out, int flags) {
+    if (C10_UNLIKELY(p.flags & BATCH_INVARIANT) && !writes_into(route, slots))
+      return run_and_copy<Cuda>(route, p, slots, out, flags);
     const Below below;
     const On here(slots.x().device());
     launch(route, slots);

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from gemmtuned.configs.errors import CandidateFailed
-from gemmtuned.configs.launch import Condition
+from gemmtuned.configs.launch import INT32_MAX, Condition
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.kernels.arch import shared_limit
@@ -82,6 +82,8 @@ def check(problem: Problem) -> None:
         raise CandidateFailed(f"{p}: kernel batched runs layouts nt and nn with plain weights")
     if p.n % _ALIGNED or p.k % _ALIGNED or p.m > MAX_M or p.batch > MAX_GRID_YZ:
         raise CandidateFailed(f"{p}: N and K are multiples of {_ALIGNED}, M is at most {MAX_M}")
+    if p.m * p.n > INT32_MAX:
+        raise CandidateFailed(f"{p}: matrices of Y lie further apart than 32 bits say")
 
 
 def launch_record(config: Config, problem: Problem) -> LaunchRecord:

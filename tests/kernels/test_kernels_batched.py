@@ -53,6 +53,7 @@ def test_it_is_offered_for_batched_products_of_16_bits_and_few_rows_alone() -> N
         replace(HEADS, family="batched_add"),
         replace(HEADS, out_dtype="fp32"),
         replace(HEADS, batch=65536),
+        replace(HEADS, m=1024, n=1 << 21),
         Problem(m=8, n=512, k=128, dtype="bf16"),
     ):
         assert not KERNEL.offers(other, H200, "triton"), other
