@@ -82,7 +82,7 @@ class WorkerDied(WorkerFailed):
 
 
 class WorkerKilled(WorkerDied):
-    """The worker was ended by SIGKILL: memory had run out, or somebody killed it."""
+    """The worker was ended, or stopped, from outside: memory had run out, or somebody sent SIGKILL or SIGSTOP."""
 
 
 class WorkerHung(WorkerFailed):

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gemmtuned.configs.errors import PieceFailed, WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
+from gemmtuned.configs.processes import is_stopped
 from gemmtuned.configs.settings import unhooked_env
 from gemmtuned.configs.solution import Environment
-from gemmtuned.daemon.leftovers import alive_in_group
+from gemmtuned.daemon.leftovers import alive_in_group, reap_orphans
 from gemmtuned.daemon.process_output import cut, last_line, output_file, signal_name
 from gemmtuned.daemon.protocol.wire import (
     COMPILING,
@@ -43,6 +44,7 @@ from gemmtuned.daemon.seats.left_out import ALL, FROM_OUTSIDE, Pieces
 
 TERM_GRACE_S: Final = 0.1  # a device must be free half a second after somebody else wants it
 KILL_WAIT_S: Final = 0.5
+FROZEN_S: Final = 2.0  # between two looks at it
 _WAITING: Final = "waiting for work"
 _OF_THIS_PROCESS: Final = Pieces()
 _PAUSES_S: Final = (
@@ -151,7 +153,8 @@ class Worker:
             theirs.close()
         self.pid = self._process.pid
         self._socket = ours
-        self._until: float | None = time.monotonic() + self._deadlines.hello_s
+        self._polled_s = time.monotonic()
+        self._until: float | None = self._polled_s + self._deadlines.hello_s
 
     def fileno(self) -> int:
         """Readable when `poll` has something to say."""
@@ -177,6 +180,7 @@ class Worker:
         blame, and WorkerFailed for a message that makes no sense.  In all these cases the child has been ended.
         """
         cut(self._output)
+        self._mind_gap()
         messages, closed = self._receive()
         for message in messages:
             self._note(message)
@@ -187,9 +191,18 @@ class Worker:
                 return []
             raise self._post_mortem()
         if self._until is not None and time.monotonic() > self._until:
+            stopped = is_stopped(self.pid)
             self.stop()
+            if stopped:
+                raise WorkerKilled(f"worker was stopped from outside (SIGSTOP) past its deadline while {self._doing}")
             raise self._blamed(WorkerHung(f"no word past the deadline while {self._doing}"), "hung")
         return []
+
+    def _mind_gap(self) -> None:
+        """Give it the time for which we were not there ourselves: whoever freezes a container freezes it as well."""
+        last_s, self._polled_s = self._polled_s, time.monotonic()
+        if self._until is not None and self._polled_s - last_s > FROZEN_S:
+            self._until += self._polled_s - last_s
 
     def terminate(self) -> None:
         """Tell the child to end, without waiting; call `stop` next."""
@@ -290,6 +303,7 @@ class Worker:
             while not (gone := not alive_in_group(self.pid)) and time.monotonic() < until:
                 time.sleep(0.005)
             self._group_gone = gone
+            reap_orphans(self.pid)
         return self._group_gone
 
     def _signal_group(self, number: signal.Signals) -> None:

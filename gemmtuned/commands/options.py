@@ -15,6 +15,7 @@ import typer
 
 from gemmtuned.arguments import Command
 from gemmtuned.commands import completing
+from gemmtuned.commands.log_lines import LogLines
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.numbers import decimal, signed
@@ -22,7 +23,6 @@ from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.problem import MAX_THREADS, Problem
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.spelling import SPELLED
-from gemmtuned.hooks.log_handler import Stderr
 
 if TYPE_CHECKING:
     from gemmtuned.reports.problem_list import Shape
@@ -127,7 +127,7 @@ def default_threads() -> int:
 
 def start_logging(name: str, form: str = "text") -> None:
     """Send the log lines of `gemmtuned.*` to stderr, one event a line, from this level up; as `text` or `json`."""
-    handler = Stderr()
+    handler = LogLines()
     handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gemmtuned")
     logger.handlers[:] = [handler]

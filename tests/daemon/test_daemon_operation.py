@@ -156,3 +156,26 @@ def test_log_lines_as_json_have_the_pairs_of_the_event_as_fields(capsys: pytest.
     assert first["reason"] == 'it\'s "fast" x=1'
     assert first["time"].endswith("+00:00")
     assert second["event"] == "failed" and "ValueError: no" in second["traceback"]
+
+
+@pytest.mark.timeout(20)
+def test_who_does_not_read_the_log_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-S in a terminal, a pager, a collector that is stuck: a daemon waited for it for ever, at SIGTERM too."""
+    logger = logging.getLogger("gemmtuned")
+    before = logger.handlers[:], logger.level, logger.propagate
+    reads, writes = os.pipe()
+    with os.fdopen(reads) as reader, os.fdopen(writes, "w", buffering=1) as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        try:
+            start_logging("info")
+            for number in range(2000):
+                logger.info("solved generation=%d problem=%s", number, "x" * 100)
+            os.set_blocking(reads, False)
+            first = reader.read().splitlines()
+            logger.info("goes on")
+            last = reader.read().splitlines()
+        finally:
+            logger.handlers[:], logger.propagate = before[0], before[2]
+            logger.setLevel(before[1])
+    assert 100 < len(first) < 2000 and "generation=0 " in first[0]
+    assert f"log lines dropped count={2000 - len(first)} " in last[0] and last[1].endswith("goes on")
