@@ -187,7 +187,7 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
         return source.kernel_hashes()
 
     first = hashes()
-    in_clusters = {"fragments", "selected", "tiles", "warp_split_k"}
+    in_clusters, decoding = {"fragments", "selected", "tiles", "warp_split_k"}, {"mxfp4_tiles", "weight_only_tiles"}
     for name, old, new, changed in (
         ("gemv", "return 64 if arch", "return 32 if arch", set()),
         ("gemv", "tl.sum(acc, 1), partials", "tl.sum(acc, 1) * 2, partials", {"gemv"}),
@@ -196,17 +196,18 @@ def test_a_kernels_stamp_changes_with_what_it_is_made_of_and_with_nothing_else(
             "split_k",
             "tl.atomic_add",
             "tl.atomic_max",
-            {"gemv", "int_tiles", "tiles", "warp_split_k"},
+            {"gemv", "int_tiles", "tiles", "warp_split_k", *decoding},
         ),  # of those that import it
         ("diagonal", "bar.sync 0;", "", {"gemv"}),  # in what a text of PTX is made by
         ("diagonal", "WARPS_ADDED_UP: Final = (2, 4, 8)", "WARPS_ADDED_UP: Final = (2, 4)", {"gemv"}),
         ("cluster", "[$barrier], 0;", "[$barrier], 1;", in_clusters),  # one of two constants made in one statement
-        ("inline_ptx", '",".join(constraints)', '",".join(reversed(constraints))', {"gemv", *in_clusters}),
+        ("inline_ptx", '",".join(constraints)', '",".join(reversed(constraints))', {"gemv", *in_clusters, *decoding}),
+        ("row_products", "k < K", "k <= K", {"batched", "grouped"}),
         (
             "launch",
             "EXCHANGE_PAD: Final = 8",
             "EXCHANGE_PAD: Final = 4",
-            set(first) - {"batched", "gemv", "grouped", "int_tiles", "scaled_grouped"},
+            in_clusters,
         ),  # of another file
     ):
         path = folder / f"{name}.py"
