@@ -68,6 +68,7 @@ def say(text: str) -> None:
 def say_line(line: str) -> None:
     """Write a line of ours to stderr; nowhere if the program has none, or nobody reads it."""
     try:
+        line = _as_one(line)
         stream = sys.stderr
         if stream is None:
             return
@@ -87,6 +88,13 @@ def say_line(line: str) -> None:
         stream.flush()
     except Exception:  # noqa: S110  there is nobody left to tell
         pass
+
+
+def _as_one(line: str) -> str:
+    """The line with line ends and what else a terminal acts on escaped: names of files have any character."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else ascii(c)[1:-1] for c in line)
 
 
 class Once:

@@ -97,3 +97,13 @@ def test_a_stream_of_the_programs_own_has_the_line_unless_it_writes_to_a_descrip
     own += "    flush = lambda self: None\nsys.stderr = Own()\n"
     assert spoken(own, by_us=False) == ("", "gemmtuned: a word of ours\n")
     assert spoken(f"{own}os.close(2)\nmine = open(path, 'w+b')", by_us=False) == ("", "")
+
+
+@pytest.mark.parametrize("by_us", [False, True], ids=["the program", "our thread"])
+def test_a_message_is_one_line_whatever_is_named_in_it(by_us: bool) -> None:
+    code = (
+        "from gemmtuned.configs import stderr_lines as s; s.begin(); "
+        f"{'s.our_thread(); ' if by_us else ''}s.say('home /a\\nb\\x1b[31m/\\u00e9\\udcff')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.stderr.startswith(b"gemmtuned: home /a\\nb\\x1b[31m/") and done.stderr.count(b"\n") == 1
