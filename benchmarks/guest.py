@@ -120,22 +120,35 @@ def one(env: dict[str, str]) -> dict[str, float]:
     return found
 
 
-def measure(rounds: int, home: Path) -> dict[str, Any]:
+def arms(home: Path) -> dict[str, dict[str, str]]:
+    """The environment of a program without the hook (off) and with it (on)."""
     base = {k: v for k, v in os.environ.items() if not k.startswith(("GEMMTUNED", "AITER"))}
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # else every start compiles our modules, which pip has done for a user
     base["PYTHONPYCACHEPREFIX"] = str(home / "bytecode")
     base |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    arms = {"off": base, "on": {**base, "GEMMTUNED": "1", "GEMMTUNED_HOME": str(home), "GEMMTUNED_QUIET": "1"}}
-    for env in arms.values():  # warm: files are in memory, the home has been used
+    return {"off": base, "on": {**base, "GEMMTUNED": "1", "GEMMTUNED_HOME": str(home), "GEMMTUNED_QUIET": "1"}}
+
+
+def build_library() -> None:
+    """Build the native hook, unless it is there, and bring the file of our modules' code up to date."""
+    from gemmtuned.configs.settings import Settings
+    from gemmtuned.hooks.native.build import build
+
+    build(Settings.from_env().cache)
+
+
+def measure(rounds: int, home: Path) -> dict[str, Any]:
+    envs = arms(home)
+    for env in envs.values():  # warm: files are in memory, the home has been used
         one(env)
-    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in envs}
     for turn in range(rounds):
         order = ("off", "on") if turn % 2 == 0 else ("on", "off")
-        starts: dict[str, list[float]] = {arm: [] for arm in arms}
+        starts: dict[str, list[float]] = {arm: [] for arm in envs}
         for arm in order * SHORT_RUNS:  # in turns: what slows the machine for seconds slows both
-            starts[arm].append(cpu_ms(arms[arm]))
+            starts[arm].append(cpu_ms(envs[arm]))
         for arm in order:
-            found[arm].append({"import_exit_cpu_ms": statistics.median(starts[arm]), **one(arms[arm])})
+            found[arm].append({"import_exit_cpu_ms": statistics.median(starts[arm]), **one(envs[arm])})
     names = list(found["off"][0])
     added = {n: [on[n] - off[n] for off, on in zip(found["off"], found["on"], strict=True)] for n in names}
     result: dict[str, Any] = {
@@ -166,10 +179,7 @@ def main() -> None:
     if args.child:
         print(json.dumps(look()))
         return
-    from gemmtuned.configs.settings import Settings
-    from gemmtuned.hooks.native.build import build
-
-    build(Settings.from_env().cache)
+    build_library()
     with tempfile.TemporaryDirectory(prefix="gemmtuned-guest-") as home:
         (Path(home) / "configs").mkdir()
         result = measure(args.rounds, Path(home))

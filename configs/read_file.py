@@ -12,6 +12,7 @@ from gemmtuned.configs.unpatched import builtins, os
 __builtins__ = builtins
 
 SMALL_BYTES: Final = 4096
+_PIECE_BYTES: Final = 1 << 16  # room that is not needed is given back to Linux, which takes longer than to read
 
 
 def open_regular(path: Path, flags: int = 0) -> tuple[int, os.stat_result]:
@@ -32,7 +33,7 @@ def read_regular(path: Path, limit: int) -> bytes:
     fd, _ = open_regular(path)
     try:
         parts = []
-        while limit > 0 and (part := os.read(fd, min(limit, 1 << 20))):
+        while limit > 0 and (part := os.read(fd, min(limit, _PIECE_BYTES))):
             parts.append(part)
             limit -= len(part)
         return b"".join(parts)
