@@ -11,7 +11,7 @@ It notes the CPU time of all its threads and its page faults when a step ends:
     rest         the rest of `import torch`; Python collects garbage there, and looks at our objects, too
     product      one product
     last_flush   what `atexit` calls: the last flush
-    end          Python takes all modules apart, C++ its statics, and Linux the process
+    end          Python takes all modules apart, C++ its static objects, and Linux the process
 
 "added" is the median, with its quartiles, of (on - off) of the same round.  A start as a whole differs by a tenth from
 one time to the next, and what `torch` and `python` seem to add shows how much of that is chance: there is no difference
