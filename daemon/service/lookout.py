@@ -7,6 +7,7 @@ SQLite let other threads run meanwhile.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from gemmtuned.daemon.service.signals import StopSignal
 if TYPE_CHECKING:
     from gemmtuned.daemon.service.service import Daemon
 
+logger = logging.getLogger("gemmtuned.daemon")
 HELD_UP_S: Final = 0.15  # turns take milliseconds
 EACH_S: Final = 0.1
 AT_REST_S: Final = 1.0  # without a worker that others could want to leave
@@ -54,6 +56,9 @@ class Lookout:
             since_s = self._since_s
             held_up_s = 0.0 if since_s is None else time.monotonic() - since_s
             if held_up_s > HELD_UP_S:
-                self._daemon.mind(time.time(), leave=self._stop.has_come)
-                if held_up_s < HANGS_S:
-                    self._alive()
+                try:
+                    self._daemon.mind(time.time(), leave=self._stop.has_come)
+                    if held_up_s < HANGS_S:
+                        self._alive()
+                except Exception:  # the turn itself looks at all of it again
+                    logger.exception("the second look at devices failed while the disk was slow")

@@ -131,9 +131,10 @@ def _map_of(of: ByteMatrix) -> _TensorMap:
     found = _TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
     sizes, strides = (c_uint64 * 2)(of.columns, of.rows), (c_uint64 * 1)(of.stride)
     box, steps = (c_uint * 2)(BOX_BYTES, of.box_rows), (c_uint * 2)(1, 1)
-    error = _driver().cuTensorMapEncodeTiled(
-        byref(found), 0, c_uint(2), c_void_p(of.address), sizes, strides, box, steps, 0, _SWIZZLE_128, 0, 0
-    )
+    encode = getattr(_driver(), "cuTensorMapEncodeTiled", None)
+    if encode is None:
+        raise CandidateFailed("the CUDA driver is older than 12.0 and makes no tensor maps")
+    error = encode(byref(found), 0, c_uint(2), c_void_p(of.address), sizes, strides, box, steps, 0, _SWIZZLE_128, 0, 0)
     _check(error, f"there is no tensor map of {of}")
     return found
 
