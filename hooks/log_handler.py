@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gemmtuned.configs.stderr_lines import say
 
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # it takes no parameter before Python 3.11
 
-class Stderr(logging.StreamHandler[TextIO]):
+
+class Stderr(_StreamHandler):
     """Writes to what sys.stderr is at the moment: a progress bar puts itself below the lines."""
 
     def __init__(self) -> None:

@@ -146,6 +146,19 @@ def test_environment_variables_are_read_by_settings_alone() -> None:
     assert not used, "ask configs/settings.py (child_env builds the environment of a started program)"
 
 
+def test_no_class_has_a_base_of_logging_with_a_parameter() -> None:
+    """Python 3.10 refuses it when the module is imported, and with it the hook."""
+    found = [
+        f"{path.relative_to(ROOT)} line {node.lineno}: {ast.unparse(base)}"
+        for _, path in OURS
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if isinstance(base, ast.Subscript) and ast.unparse(base.value).startswith("logging.")
+    ]
+    assert not found
+
+
 def test_sql_has_no_numbered_placeholders() -> None:
     """Python 3.14 refuses them beside a sequence of values (docs.python.org, sqlite3: placeholders)."""
     used = [
