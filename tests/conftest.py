@@ -27,8 +27,16 @@ from gemmtuned import cli
 from gemmtuned.configs.cpu_wait import CpuWait
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.seats import worker
-from gemmtuned.hooks.native.build import build
+from gemmtuned.hooks.native.build import build, find_built
 from gemmtuned.hooks.probation import pages_of
+
+# No test writes to the user's home or cache, nor does what it starts: without a home of its own it is in nobody's, and
+# fails; the cache is one of this checkout
+USERS_CACHE: Final = Settings.from_env().cache
+NOBODYS: Final = KEPT / "home-of-nobody"
+os.environ.update(XDG_STATE_HOME=str(NOBODYS), XDG_CACHE_HOME=str(KEPT / "cache"))
+for name in ("GEMMTUNED_HOME", "GEMMTUNED_DB", "GEMMTUNED_CACHE"):
+    os.environ.pop(name, None)
 
 # What is compiled once is kept, here and in every program that a test starts: it is a fifth of the time otherwise
 sys.dont_write_bytecode = False
@@ -157,10 +165,25 @@ def our_loggers_stay() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def native_cache() -> Path:
-    """A cache folder with the native hook in it: the user's own, so that only the first run of all builds."""
+    """A cache folder with the native hook in it: one of this checkout, with what the user's has been built there."""
     cache = Settings.from_env().cache
+    users = find_built(USERS_CACHE)
+    if users is not None and find_built(cache) is None:
+        for file in users.parent.glob(f"{users.stem}.*"):
+            (cache / file.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, cache / file.parent.name)
     build(cache)
     return cache
+
+
+@pytest.fixture(autouse=True)
+def has_its_own_home() -> Iterator[None]:
+    """A test that writes where the user's home would be fails."""
+    yield
+    if NOBODYS.exists():
+        found = sorted(str(path.relative_to(NOBODYS)) for path in NOBODYS.rglob("*") if path.is_file())
+        shutil.rmtree(NOBODYS, ignore_errors=True)
+        pytest.fail(f"it has no home of its own, and would have written to the user's: {', '.join(found)}")
 
 
 @pytest.fixture(scope="session")
