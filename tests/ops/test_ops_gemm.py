@@ -391,7 +391,9 @@ from aiter import ActivationType, QuantType, batched_gemm_bf16_CK, gemm_a8w8
 from aiter.fused_moe import fused_moe
 from aiter.ops.triton.batched_gemm_a8w8 import batched_gemm_a8w8
 from gemmtuned import ops
-assert (fused_moe, gemm_a8w8, batched_gemm_a8w8) == (ops.fused_moe, ops.gemm_a8w8, ops.batched_gemm_a8w8)
+assert (gemm_a8w8, batched_gemm_a8w8) == (ops.gemm_a8w8, ops.batched_gemm_a8w8)
+moe = torch.randn(3, 8), torch.randn(2, 8, 8), torch.randn(2, 8, 4), torch.ones(3, 1), torch.zeros(3, 1, dtype=int)
+assert torch.equal(fused_moe(*moe), ops.fused_moe(*moe))  # which may quantise, as AITER's does
 from aiter.ops.triton.gemm_afp4wfp4 import gemm_afp4wfp4
 from aiter.ops.triton.gemm.basic.gemm_afp4wfp4 import gemm_afp4wfp4 as newer_afp4wfp4
 assert gemm_afp4wfp4 is newer_afp4wfp4 is ops.gemm_afp4wfp4
