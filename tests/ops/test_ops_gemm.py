@@ -185,7 +185,7 @@ def test_a_split_bias_is_added_to_the_rounded_product() -> None:
 def test_a_shuffled_weight_gives_the_same_result_and_says_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
     from gemmtuned.ops import tuned_gemm
 
-    tuned_gemm._told.clear()
+    tuned_gemm._warned.clear()
     w = torch.randn(256, 256).bfloat16()
     shuffled = shuffle_weight(w, layout="tn")
 
