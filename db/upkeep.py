@@ -14,6 +14,7 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.more_threads import begin
 from gemmtuned.configs.temporary import create, temporary_path
 from gemmtuned.configs.unpatched import sleep
 from gemmtuned.db import faults, migrations
@@ -196,7 +197,8 @@ class Examination:
         self._stop = Stop()
         self._found: list[str] | StoreError | None = None
         self._thread = threading.Thread(target=self._run, name="gemmtuned-examination", daemon=True)
-        self._thread.start()
+        if not begin(self._thread, "the database is not looked over"):
+            self._found = StoreError(f"{path}: not looked over, since there is no thread to be had")
 
     def result(self) -> list[str] | None:
         """What is damaged, once it has ended; None until then. Raises StoreError when it could not be looked at."""

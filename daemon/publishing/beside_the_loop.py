@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from gemmtuned.configs.errors import GemmtunedError, TableError
+from gemmtuned.configs.more_threads import begin
 from gemmtuned.daemon.publishing.publish import publish
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ class Publishing:
     def begin(self, now_s: float, *, here: bool = False) -> None:
         """Publish; here: in this thread, however long it takes. Raises as `publish` does, where it is done here."""
         generation = self._store.solutions.generation()
-        if here or (self._store.solutions.count_live() <= FEW and self.took_s < LONG_S):
-            self._publish(self._store, generation, now_s)
+        here = here or (self._store.solutions.count_live() <= FEW and self.took_s < LONG_S)
+        thread = threading.Thread(
+            target=self._in_thread, args=(generation, now_s), name="gemmtuned-publish", daemon=True
+        )
+        if not here and begin(thread, "tables are published in the loop"):
+            self._thread = thread
         else:
-            self._thread = threading.Thread(
-                target=self._in_thread, args=(generation, now_s), name="gemmtuned-publish", daemon=True
-            )
-            self._thread.start()
+            self._publish(self._store, generation, now_s)
 
     def result(self) -> int | None:
         """The store's generation that was published since this was last asked. Raises what the thread ended with."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from gemmtuned.configs.more_threads import begin
 from gemmtuned.daemon.service.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -31,16 +32,17 @@ class Lookout:
     def __init__(self, daemon: Daemon, stop: StopSignal, alive: Callable[[], object] = lambda: None) -> None:
         self._daemon, self._stop, self._alive = daemon, stop, alive
         self._since_s: float | None = None  # when the turn began that is being done, monotonic
-        self._over = threading.Event()
+        self._over, self._runs = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="gemmtuned-lookout", daemon=True)
 
     def __enter__(self) -> Lookout:
-        self._thread.start()
+        self._runs = begin(self._thread, "a slow disk holds up what others wait for")
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._over.set()
-        self._thread.join()
+        if self._runs:
+            self._thread.join()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from gemmtuned.configs.more_threads import begin
 from gemmtuned.daemon.status_file import Notice
 from gemmtuned.daemon.watch.looks import Looks
 from gemmtuned.db.lockfile import lies_at
@@ -53,8 +54,7 @@ class Watch:
         self._said_why = ""  # no socket could be made
         self._open()
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._answer, self._look)]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [thread for thread in self._threads if begin(thread, "gemmtuned top gets no answer")]
 
     def tell(self, notice: Notice, *, used_today_s: float) -> None:
         """What the daemon does now; used_today_s: device time of today, all devices together.

@@ -15,6 +15,7 @@ from typing import Final
 
 from gemmtuned.configs import bundle
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.more_threads import begin
 from gemmtuned.configs.settings import Settings, unhooked_env
 from gemmtuned.hooks.native.build import BuildFailed, build, find_built, may_try
 
@@ -81,7 +82,8 @@ class Beside:
         self._process: subprocess.Popen[str] | None = None
         self._ends = threading.Event()
         if settings.native:
-            threading.Thread(target=self._run, name="gemmtuned-build", daemon=True).start()
+            thread = threading.Thread(target=self._run, name="gemmtuned-build", daemon=True)
+            begin(thread, "the native hook is not built")
 
     def _run(self) -> None:
         said, wait_s, cache = "", self._look_s, self._settings.cache

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
+from gemmtuned.configs.more_threads import begin
 from gemmtuned.configs.passing import lack_in
 from gemmtuned.configs.settings import Settings, unhooked_env
 from gemmtuned.configs.solution import Solution, cpu_device
@@ -60,7 +61,8 @@ class Beside:
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._done = settings, threading.Event()
-        threading.Thread(target=self._run, name="gemmtuned-checks", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="gemmtuned-checks", daemon=True)
+        begin(thread, "rows of other tools' tables are not checked")
 
     def stop(self) -> None:
         """End it; what it is at is tried again by the next daemon."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.more_threads import begin
 from gemmtuned.configs.settings import Settings, unhooked_env
 from gemmtuned.fleet.times import PACE, Mark, Pace
 
@@ -52,7 +53,7 @@ class Beside:
         self._store = Store(settings.db, locks=settings.locks)
         self._store.fleet_sync.begin(url, live_until_s=self._mark.begin(time.time()))
         self._thread = threading.Thread(target=self._run, name="gemmtuned-sync", daemon=True)
-        self._thread.start()
+        self._runs = begin(self._thread, "nothing is shared with the fleet")
 
     def stop(self) -> None:
         """End it: the next daemon, with or without a fleet, finds nothing held back."""
@@ -61,7 +62,8 @@ class Beside:
         if process is not None and process.poll() is None:
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
-        self._thread.join(5.0)
+        if self._runs:
+            self._thread.join(5.0)
         with suppress(GemmtunedError):
             self._store.fleet_sync.begin(self._url, live_until_s=0.0)
         self._store.close()

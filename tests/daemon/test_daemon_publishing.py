@@ -8,15 +8,19 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from store_cases import CPU, NEW, OLD, open_store, problem, saw
 
-from gemmtuned.configs.errors import TableError
+from gemmtuned.configs.errors import StoreError, TableError
 from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing import beside_the_loop as publishing
 from gemmtuned.daemon.publishing.publish import publishing as publishing_lock
+from gemmtuned.daemon.service.lookout import Lookout
 from gemmtuned.daemon.service.upkeep import Upkeep
+from gemmtuned.daemon.watch.server import Watch
+from gemmtuned.db.upkeep import Examination
 
 MINE = replace(CPU, key="cpu-of-mine")
 
@@ -163,4 +167,29 @@ def test_after_a_slow_publication_the_loop_does_not_make_the_next_one(
         assert beside.result() == store.solutions.generation()
     main = threading.main_thread()
     assert [thread is main for thread in threads] == [True, False, True], "the second one was quick"
+    store.close()
+
+
+def test_without_a_thread_to_be_had_the_loop_does_it_itself_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TasksMax= of a service, pids.max of a container: the daemon ended with a traceback."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(publishing, "FEW", -1)
+    store = open_store(tmp_path)
+    beside = publishing.Publishing(store, Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)}))
+    with monkeypatch.context() as none, caplog.at_level("WARNING", "gemmtuned"):
+        none.setattr(threading.Thread, "start", start)
+        beside.begin(1000.0)
+        with pytest.raises(StoreError, match="no thread to be had"):
+            Examination(store.path).result()
+        watch = Watch(tmp_path, store.path)
+        with Lookout(SimpleNamespace(has_workers=False), SimpleNamespace()) as lookout, lookout.turn():  # type: ignore[arg-type]
+            pass
+        watch.close()
+    assert beside.result() == store.solutions.generation()
+    assert caplog.text.count("no thread to be had") == 5
     store.close()

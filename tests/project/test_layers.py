@@ -350,6 +350,7 @@ TAKEN_AS_IT_IS = {
     ("hooks/watch.py", "threading.Thread"),  # callbacks of the program, in a thread as it has them
     ("hooks/native/build.py", "subprocess.run"),  # of `doctor --build`, `run` and the daemon
     ("db/upkeep.py", "threading.Thread"),  # of the daemon and of commands
+    ("configs/more_threads.py", "threading.Thread"),  # the same
 }  # fmt: skip
 
 
