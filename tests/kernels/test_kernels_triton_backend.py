@@ -149,8 +149,9 @@ def test_what_a_kernel_was_published_for_that_is_gone_is_left_to_torch_and_tuned
 @pytest.mark.long
 @pytest.mark.parametrize("case", matrix(range(9), [1]))  # the other kernels run in test_kernels_triton.py
 def test_kernels_pass_the_numeric_gate_in_the_interpreter(case: int) -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).parents[1].joinpath("support", "triton_verified.py")
+    env = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = str(script.parent)
 
     done = subprocess.run(
         [sys.executable, "-P", script, str(case)], env=env, capture_output=True, text=True, timeout=110
