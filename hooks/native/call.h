@@ -187,6 +187,7 @@ struct WithResult {
     slots.t[SLOT_Y] = flags & NO_BATCH ? &first : &out;
   }
 };
+struct NoResult {};  // of a call that gives its result back
 
 // Runs the call by its route or, without one, by `stock`; then counts it, unless torch raised. `out`: the tensor that stock
 // returns, if it is the caller's. A call with a route that ran on stock all the same is counted as a miss.
@@ -231,7 +232,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
   Outcome outcome = found.outcome;
   Route* route = found.route;
   std::exception_ptr failure;
-  [[maybe_unused]] std::optional<WithResult> with_y;
+  [[maybe_unused]] std::conditional_t<into, std::optional<WithResult>, NoResult> with_y;
   if (route && route->code != STOCK && !by_engine) {
     const bool may_replace = !engine || found.engines.lost(engine);
     const bool failed = route->failed.load(std::memory_order_relaxed);
