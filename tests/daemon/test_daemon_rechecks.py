@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from daemon_world import World, rows_of
-from fakes import ENVIRONMENT, NEWER, Clock, FakeMonitor, Life
-from store_cases import new_file
+from fakes import ENVIRONMENT, NEWER
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.seats import work_queue
 from gemmtuned.daemon.seats.request import Request
 from gemmtuned.daemon.service import service
 from gemmtuned.daemon.service.service import Daemon
 from gemmtuned.db import queries
-from gemmtuned.db.store import Store
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    settings = Settings.from_env({"GEMMTUNED_HOME": str(tmp_path)})
-    clock = Clock()
-    store = Store(new_file(settings.db), locks=settings.locks)
-    monitor = FakeMonitor()
-    life = Life(clock)
-    daemon = Daemon(settings, store, [monitor], life.make, now_s=clock.now_s)
-    yield World(settings, clock, store, monitor, life, daemon)
-    store.close()
 
 
 def problem(n: int = 64, m: int = 8) -> Problem:
