@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import pytest
-from fake_cuda_build import PRELUDE, build_fakes
-from hooked import Home
-
-
-@pytest.fixture(scope="module")
-def fakes(built_for_tests: Path) -> Path:
-    return build_fakes(built_for_tests)
-
-
-@pytest.fixture
-def run(home: Home, fakes: Path) -> Any:
-    def program(code: str, driver: str = ".") -> Any:
-        return home.run(PRELUDE + code, str(fakes), driver, GEMMTUNED="0", AITER_TUNE_GEMM="0").said
-
-    return program
 
 
 def test_a_launch_through_the_driver_serves_the_call_and_is_counted(run: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cuda_build import PRELUDE, build_fakes
+from fake_cuda_build import PRELUDE
 from fake_families import ENGINE, OPERANDS, SCALED
 from hooked import Home
 
@@ -32,11 +32,6 @@ SGLANG = """
         sgl.define(f"{name}{scaled} -> Tensor")
         sgl.impl(name, lambda a, b, sa, sb, out, bias: made.append(1) or a.new_empty(4, 8, dtype=out), "CUDA")
 """
-
-
-@pytest.fixture(scope="module")
-def fakes(built_for_tests: Path) -> Path:
-    return build_fakes(built_for_tests)
 
 
 @pytest.fixture

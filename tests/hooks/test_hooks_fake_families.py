@@ -5,27 +5,11 @@ What the fake of cuBLASLt computes comes from the descriptors that it is given, 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cuda_build import PRELUDE, build_fakes
 from fake_families import OPERANDS, SCALED
-from hooked import Home
 from operators_of_torch import OPERATORS
-
-
-@pytest.fixture(scope="module")
-def fakes(built_for_tests: Path) -> Path:
-    return build_fakes(built_for_tests)
-
-
-@pytest.fixture
-def run(home: Home, fakes: Path) -> Any:
-    def program(*code: str) -> Any:
-        return home.run(PRELUDE + "".join(code), str(fakes), ".", GEMMTUNED="0", AITER_TUNE_GEMM="0").said
-
-    return program
 
 
 def test_every_operator_of_the_list_is_there_on_a_gpu(run: Any) -> None:

@@ -6,14 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cuda_build import PRELUDE, build_fakes
+from fake_cuda_build import PRELUDE
 from fake_families import OPERANDS
 from hooked import Home
-
-
-@pytest.fixture(scope="module")
-def fakes(built_for_tests: Path) -> Path:
-    return build_fakes(built_for_tests)
 
 
 @pytest.fixture

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cuda_build import PRELUDE, build_fakes
 from fake_families import ENGINE, OPERANDS, SCALED
-from hooked import Home
-
-
-@pytest.fixture(scope="module")
-def fakes(built_for_tests: Path) -> Path:
-    return build_fakes(built_for_tests)
-
-
-@pytest.fixture
-def run(home: Home, fakes: Path) -> Any:
-    def program(*code: str) -> Any:
-        return home.run(PRELUDE + "".join(code), str(fakes), ".", GEMMTUNED="0", AITER_TUNE_GEMM="0").said
-
-    return program
 
 
 def test_the_record_of_our_own_kernel_takes_the_calls_it_is_for(run: Any) -> None:

@@ -2,26 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import pytest
-from fake_cuda_build import PRELUDE, build_fakes
-from hooked import Home
-
-
-@pytest.fixture(scope="module")
-def fakes(built_for_tests: Path) -> Path:
-    return build_fakes(built_for_tests)
-
-
-@pytest.fixture
-def run(home: Home, fakes: Path) -> Any:
-    def program(code: str, driver: str = ".") -> Any:
-        return home.run(PRELUDE + code, str(fakes), driver, GEMMTUNED="0", AITER_TUNE_GEMM="0").said
-
-    return program
-
 
 MAPPED = """
     from dataclasses import replace
@@ -55,7 +36,7 @@ def test_a_driver_that_makes_no_maps_serves_the_call_by_torch_and_the_route_stay
     {MAPPED}
     print(json.dumps([call(), call(), calls("cuLaunchKernel"), hook.failures()]))
     """
-    assert run(code, "old") == [["miss"], ["miss"], 0, []]
+    assert run(code, driver="old") == [["miss"], ["miss"], 0, []]
 
 
 def test_a_map_that_the_driver_refuses_switches_its_route_off_and_a_broken_device_does_not(run: Any) -> None:
