@@ -18,11 +18,10 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import INT32_MAX, Condition
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
-from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.own_kernel import OUR_TYPES, POINTER_ALIGN, Config, Parameter, Scored
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
-from gemmtuned.kernels.triton.row_products import row_products
+from gemmtuned.kernels.triton.row_products import in_order, row_products
 
 MAX_M: Final = 1024
 _ALIGNED: Final = 8  # values of 16 bits: a load of 16 bytes
@@ -141,16 +140,8 @@ def scored(problem: Problem, device: Device) -> Scored:
     except CandidateFailed:
         return []
     forms = _FEW if p.m <= 32 else _SOME if p.m <= 64 else _MANY
-    configs = [_config(p, *form) for form in forms]
-    if device.arch.startswith("gfx"):  # its pipeline has no more stages
-        configs = [config | {"stages": min(config["stages"], 2)} for config in configs]
-    fit = [
-        c
-        for c in configs
-        if _shared_bytes(c) <= shared_limit(device.arch) and c["rows"] <= 2 * p.n <= 2 * MAX_GRID_YZ * c["rows"]
-    ]
-    unlike = [dict(one) for one in dict.fromkeys(tuple(c.items()) for c in fit)]
-    return [(float(i), config) for i, config in enumerate(unlike, 1)]
+    configs = (_config(p, *form) for form in forms)
+    return in_order((c for c in configs if p.n <= MAX_GRID_YZ * c["rows"]), p.n, device.arch)
 
 
 def _config(problem: Problem, rows: int, tokens: int, block_k: int, warps: int, swap: int) -> dict[str, int]:
@@ -161,10 +152,6 @@ def _config(problem: Problem, rows: int, tokens: int, block_k: int, warps: int, 
         "rows": rows, "tokens": tokens or (16 if problem.m <= 16 else 32), "block_k": step, "warps": warps,
         "stages": min(steps + 1, _RING) if steps > 1 else 1, "swap": swap,
     }  # fmt: skip
-
-
-def _shared_bytes(config: Config) -> int:
-    return config["stages"] * (config["rows"] + config["tokens"]) * config["block_k"] * 2
 
 
 KERNEL: Final = TritonKernel(

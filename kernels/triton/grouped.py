@@ -19,11 +19,10 @@ from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.launch import Condition
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
-from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.own_kernel import OUR_TYPES, POINTER_ALIGN, Config, Parameter, Scored
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
-from gemmtuned.kernels.triton.row_products import row_products
+from gemmtuned.kernels.triton.row_products import in_order, row_products
 
 MAX_GROUPS: Final = 1024  # offs is held in registers
 _ALIGNED: Final = 8  # values of 16 bits: torch asks for as many of its own
@@ -147,15 +146,7 @@ def scored(problem: Problem, device: Device) -> Scored:
     if rows_each > _FEW_ROWS // 3:
         found = [*_MANY, *found] if rows_each > _FEW_ROWS else [*found, *_MANY[-4:]]
     names = ("rows", "tokens", "block_k", "warps", "stages", "swap")
-    configs = [dict(zip(names, values, strict=True)) for values in found]
-    if device.arch.startswith("gfx"):  # its pipeline has no more stages
-        configs = [dict(one) for one in dict.fromkeys(tuple((c | {"stages": 2}).items()) for c in configs)]
-    fit = [c for c in configs if _shared_bytes(c) <= shared_limit(device.arch) and c["rows"] <= 2 * p.n]
-    return [(float(i), config) for i, config in enumerate(fit, 1)]
-
-
-def _shared_bytes(config: Config) -> int:
-    return config["stages"] * (config["rows"] + config["tokens"]) * config["block_k"] * 2
+    return in_order((dict(zip(names, values, strict=True)) for values in found), p.n, device.arch)
 
 
 KERNEL: Final = TritonKernel(

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import triton
 import triton.language as tl
+
+from gemmtuned.kernels.arch import shared_limit
+from gemmtuned.kernels.own_kernel import Scored
 
 
 @triton.jit
@@ -37,3 +42,19 @@ def row_products(
                 xt = tl.load(xp, mask=(k < K)[None, :], other=0.0)
                 acc = tl.dot(xt, tl.load(wp, mask=(k < K)[:, None], other=0.0), acc)
     return acc
+
+
+def in_order(configs: Iterable[dict[str, int]], n: int, arch: str, *, value_bytes: int = 2) -> Scored:
+    """Configs in this order, each once: those whose ring fits, and that are not too wide for N.
+
+    value_bytes: of X and W.
+    """
+    if arch.startswith("gfx"):  # its pipeline has no more stages
+        configs = [config | {"stages": min(config["stages"], 2)} for config in configs]
+    unlike = [dict(one) for one in dict.fromkeys(tuple(config.items()) for config in configs)]
+    fit = [c for c in unlike if value_bytes * _ring_values(c) <= shared_limit(arch) and c["rows"] <= 2 * n]
+    return [(float(i), config) for i, config in enumerate(fit, 1)]
+
+
+def _ring_values(config: dict[str, int]) -> int:
+    return config["stages"] * (config["rows"] + config["tokens"]) * config["block_k"]

@@ -21,11 +21,11 @@ from gemmtuned.configs.launch import Condition
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Device
 from gemmtuned.configs.tunable import is_scaled_grouped
-from gemmtuned.kernels.arch import shared_limit
 from gemmtuned.kernels.own_kernel import POINTER_ALIGN, Config, Parameter, Scored
 from gemmtuned.kernels.triton.grouped import MAX_GROUPS, most_tiles
 from gemmtuned.kernels.triton.kernel import TritonKernel
 from gemmtuned.kernels.triton.launch import MAX_GRID_YZ, Axis, LaunchRecord
+from gemmtuned.kernels.triton.row_products import in_order
 
 _ALIGNED: Final = 16  # values of 8 bits: torch asks for as many of its own
 PROMOTED: Final = 128  # values of K, as in torch's own kernel
@@ -175,13 +175,7 @@ def scored(problem: Problem, device: Device) -> Scored:
     if rows_each > _FEW_ROWS // 3:
         found = [*_MANY, *found] if rows_each > _FEW_ROWS else [*found, *_MANY[-4:]]
     names = ("rows", "tokens", "block_k", "warps", "stages", "swap")
-    configs = [dict(zip(names, values, strict=True)) for values in found]
-    fit = [c for c in configs if _shared_bytes(c) <= shared_limit(device.arch) and c["rows"] <= 2 * p.n]
-    return [(float(i), config) for i, config in enumerate(fit, 1)]
-
-
-def _shared_bytes(config: Config) -> int:
-    return config["stages"] * (config["rows"] + config["tokens"]) * config["block_k"]
+    return in_order((dict(zip(names, values, strict=True)) for values in found), p.n, device.arch, value_bytes=1)
 
 
 KERNEL: Final = TritonKernel(
