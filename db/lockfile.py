@@ -22,7 +22,9 @@ from gemmtuned.db.descriptors import identity_of
 __builtins__ = builtins
 
 STOPPED: Final = "stopped"
+_FIRST_TABLE: Final = 64  # numbers that Linux has room for in each process from its start
 _HIGH: Final = 640  # below the usual limit of 1024
+_CLEAR: Final = 16  # numbers between the program's lowest free one and ours
 
 
 class LockFile:
@@ -132,11 +134,38 @@ def out_of_the_way(fd: int) -> int:
     descriptor if there is no high one.
     """
     try:
-        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _high_number(fd))
     except OSError:
         return fd
     os.close(fd)
     return high
+
+
+def _high_number(lowest: int) -> int:
+    """A free number far above the lowest free one, within the kernel's table for this process if it has such a one.
+
+    To make that table larger takes the kernel 5 to 15 ms in a process with several threads: it waits for RCU.
+    """
+    size = _FIRST_TABLE if lowest < _FIRST_TABLE // 2 else _table_size()
+    for number in range(size - 1, max(lowest + _CLEAR, size - 1 - _CLEAR), -1):
+        if identity_of(number) is None:
+            return number
+    return _HIGH
+
+
+def _table_size() -> int:
+    """How many descriptors this process can have before the kernel makes its table larger; 0 when that is not known."""
+    try:
+        fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        _, _, rest = os.read(fd, 4096).partition(b"\nFDSize:")
+        return int(rest.split(maxsplit=1)[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+    finally:
+        os.close(fd)
 
 
 def lies_at(path: Path) -> tuple[int, int] | None:

@@ -321,7 +321,9 @@ def test_a_file_of_the_program_never_gets_the_number_of_a_lock_that_it_closed(tm
     lock = LockFile(tmp_path / "x.lock")
     assert lock.acquire(1)
     held = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == str(lock.path)]
-    assert len(held) == 1 and held[0] >= 640 and not os.get_inheritable(held[0])
+    lowest = os.dup(held[0])
+    os.close(lowest)
+    assert len(held) == 1 and held[0] >= lowest + 16 and not os.get_inheritable(held[0])
     os.close(held[0])
     files = [tempfile.TemporaryFile() for _ in range(9)]  # noqa: SIM115
     assert held[0] not in {file.fileno() for file in files}
@@ -330,6 +332,27 @@ def test_a_file_of_the_program_never_gets_the_number_of_a_lock_that_it_closed(tm
     assert all(file.write(b"x") for file in files)
     for file in files:
         file.close()
+
+
+@pytest.mark.parametrize("files", [0, 40, 300])
+def test_a_lock_has_a_number_for_which_the_kernel_makes_no_larger_table(tmp_path: Path, files: int) -> None:
+    """It waits for RCU to make one in a process with several threads, and the program's end would wait for that."""
+    lines = f"""
+import os, threading
+from pathlib import Path
+from gemmtuned.db.lockfile import LockFile
+def size(): return next(line for line in Path("/proc/self/status").read_text().splitlines() if "FDSize" in line)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+files = [os.open("/", os.O_RDONLY) for _ in range({files})]
+before, lock, lowest = size(), LockFile(Path({str(tmp_path)!r}) / "x.lock"), os.dup(0)
+os.close(lowest)
+assert lock.acquire(1)
+number = max(int(name) for name in os.listdir("/proc/self/fd"))
+assert size() == before and number >= lowest + 16, (before, size(), number, lowest)
+others = [LockFile(Path({str(tmp_path)!r}) / f"{{i}}.lock") for i in range(40)]
+assert all(other.acquire(1) for other in others), "there is room for more than one"
+"""
+    subprocess.run([sys.executable, "-c", lines], check=True)
 
 
 def test_where_no_high_number_is_to_be_had_a_lock_is_a_lock(tmp_path: Path) -> None:
