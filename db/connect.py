@@ -25,7 +25,7 @@ from gemmtuned.configs.stderr_lines import tell
 from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.db import faults, migrations
 from gemmtuned.db.files import identity
-from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, foreign_keys, under_lock
+from gemmtuned.db.handle import LAST_LOG_BYTES, Beat, Handle, end_transaction, foreign_keys, under_lock
 from gemmtuned.db.lockfile import LockFile, locks_of
 
 __builtins__ = builtins
@@ -225,7 +225,7 @@ class Connection:
         with self._thread as outermost:
             _in_use = True
             if outermost:
-                _end_transaction(self._handle)
+                end_transaction(self._handle)
                 self.lock.free()
             doubted = mended = False
             while True:
@@ -331,17 +331,14 @@ def _refuse_newer(conn: sqlite3.Connection, path: Path) -> None:
         raise StoreError(migrations.too_new(path, version))
 
 
-def _end_transaction(handle: Handle) -> None:
-    """End one that an exception from a signal's handler has cut off: it would keep all other programs waiting."""
-    conn = handle.conn
-    if conn is not None and conn.in_transaction and not handle.is_cut_off():
-        with contextlib.suppress(sqlite3.Error):  # the next statement says what is wrong
-            conn.execute("ROLLBACK")
-
-
 def at_end(one: Connection) -> None:
     """The program ends: allow its last counts a longer log than usual."""
     one._handle.most_log_bytes, one._handle.is_last = LAST_LOG_BYTES, True
+
+
+def set_aside(one: Connection) -> Path | None:
+    """The damaged file in whose place this process put a new one last; None when it has not."""
+    return one._handle.set_aside
 
 
 def _nothing() -> None:

@@ -63,6 +63,7 @@ class Handle:
         self.most_log_bytes = LONG_LOG_BYTES
         self.is_last = False  # the program ends, and writes for the last time
         self._log_told = False
+        self.set_aside: Path | None = None  # the damaged file in whose place this process put a new one last
         self.log = stale_log.Log()
         self._create, self._upgrade, self.beat = create, upgrade, beat
         self._descriptors: Descriptors | None = None  # those of conn, in a program that is not ours
@@ -285,10 +286,11 @@ class Handle:
                 self._say(report)
 
     def _say(self, report: Report) -> None:
+        self.set_aside = self.path.with_name(report.set_aside)
         tell(
             log, logging.WARNING,
             "store was damaged path=%s reason=%r set_aside=%s salvaged_rows=%d lost_calls=%s",
-            self.path, report.reason, self.path.with_name(report.set_aside), report.salvaged_rows, report.lost,
+            self.path, report.reason, self.set_aside, report.salvaged_rows, report.lost,
         )  # fmt: skip
 
 
@@ -303,6 +305,14 @@ def under_lock(handle: Handle, *, held: bool = False) -> Iterator[None]:
         yield
     finally:
         handle.lock.release()
+
+
+def end_transaction(handle: Handle) -> None:
+    """End one that an exception from a signal's handler has cut off: it would keep all other programs waiting."""
+    conn = handle.conn
+    if conn is not None and conn.in_transaction and not handle.is_cut_off():
+        with contextlib.suppress(sqlite3.Error):  # the next statement says what is wrong
+            conn.execute("ROLLBACK")
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from gemmtuned.configs.open_files import free_bytes
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.temporary import be_like
 from gemmtuned.db import salvage
-from gemmtuned.db.files import folder_of_salvage, salvage_is_finished
+from gemmtuned.db.files import folder_of_salvage, identity, salvage_is_finished
 
 CUT_SHORT: Final = "cut short"
 OF_AN_OLDER_VERSION: Final = "of an older version, cut short"
@@ -117,6 +117,11 @@ def leftovers(path: Path) -> list[Leftover]:
         Leftover(SET_ASIDE, aside, sum(f.stat().st_size for f in _with_its_files(aside)))
         for aside in _set_aside_before(path)
     ]
+
+
+def kept_as(path: Path, file: tuple[int, int]) -> Path | None:
+    """Where the file lies now that was at path and found damaged, if a new one was put in its place."""
+    return next((aside for aside in _set_aside_before(path) if identity(aside) == file), None)
 
 
 def _build(path: Path, folder: Path, reason: str, beat: Beat) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gemmtuned.db import upkeep
+from gemmtuned.db import connect, upkeep
 from gemmtuned.db.connect import Beat, Connection
 from gemmtuned.db.curation import Curation
 from gemmtuned.db.files import folder_of_salvage
@@ -73,6 +73,10 @@ class Store:
     def lies_at(self) -> tuple[int, int] | None:
         """(st_dev, st_ino) of the file that lies at the path now; None when there is none."""
         return self._db.lies_at()
+
+    def set_aside(self) -> Path | None:
+        """The damaged file in whose place this process put a new one last; None when it has not."""
+        return connect.set_aside(self._db)
 
     def refuse_newer(self) -> None:
         """Raise StoreError when a newer version has brought the file up to its own schema, which we must not write."""

@@ -71,10 +71,23 @@ class Caretaker:
             self._is_behind = True
         if before in (None, found):
             return self._is_put_down()
-        what = "deleted or replaced, another file lies there" if found != (0, 0) else "deleted"
-        if before != (0, 0):
-            logger.warning("the database was %s path=%s", what, self._store.path)
+        if before is not None and before != (0, 0):
+            self._tell_of_another(before, found)
         return True
+
+    def _tell_of_another(self, before: tuple[int, int], found: tuple[int, int]) -> None:
+        """Say what became of the file. When this process built it anew, that was said."""
+        from gemmtuned.db import mend
+
+        path = self._store.path
+        aside = mend.kept_as(path, before)
+        if aside is None:
+            what = "deleted or replaced, another file lies there" if found != (0, 0) else "deleted"
+            logger.warning("the database was %s path=%s", what, path)
+        elif aside != self._store.set_aside():
+            logger.warning(
+                "the database was damaged, and another process built it anew path=%s set_aside=%s", path, aside
+            )
 
     def _is_put_down(self) -> bool:
         """Whether what is open held pages of two files: none of them may be written, and its locks keep others out."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +50,49 @@ def test_what_cannot_be_read_any_more_is_mended_at_once_and_not_a_day_later(stor
     assert caretaker.look(1002.0)
     add(store, 1)
     assert store.check() == []
+
+
+OPEN = """
+import sys
+from pathlib import Path
+from gemmtuned.db.store import Store
+folder = Path(sys.argv[1])
+Store(folder / "tune.db", locks=folder / "locks").refuse_newer()
+"""
+
+
+@pytest.mark.parametrize("by", ["the look", "a call", "another process", "nobody"])
+def test_a_file_that_was_built_anew_was_not_replaced(store: Store, caplog: pytest.LogCaptureFixture, by: str) -> None:
+    """One event has one warning: of the process that mends the file, or of the daemon that finds it mended."""
+    caretaker, before = Caretaker(store), store.lies_at()
+    caretaker.look(1000.0)
+    store.close()
+    if by == "the look":  # the header and the newest publication can be read
+        with store.path.open("r+b") as file:
+            file.seek(-8192, os.SEEK_END)
+            file.write(os.urandom(8192))
+        caretaker.begin(1000.0)
+    elif by != "nobody":
+        write_over(store.path, SCHEMA)
+    if by == "a call":
+        add(store, 1)
+    elif by == "another process":
+        subprocess.run([sys.executable, "-c", OPEN, str(store.path.parent)], check=True)
+    elif by == "nobody":
+        store.path.rename(store.path.with_name("elsewhere"))
+        open_store(store.path.parent)
+
+    for turn in range(200):
+        caretaker.look(1002.0 + turn)
+        if store.lies_at() != before and turn > 1:
+            break
+        time.sleep(0.02)
+    told = [record.getMessage().split(" path=")[0] for record in caplog.records]
+    others = {
+        "another process": ["the database was damaged, and another process built it anew"],
+        "nobody": ["the database was deleted or replaced, another file lies there"],
+    }
+    assert told == others.get(by, ["store is damaged", "store was damaged"])
 
 
 def test_what_a_newer_version_wrote_and_cannot_be_read_is_said_to_be_that(store: Store) -> None:
