@@ -1,4 +1,4 @@
-"""One question on one read-only connection: opened, answered as a list of rows, closed.
+"""One question on one read-only connection: opened, answered as a list of rows, closed; or several, in `kept_open`.
 
 Nothing here waits for writers or keeps them waiting.  A database of a newer schema is read as it is, since the views
 are promises; one of an older schema, which nobody has brought up to date, in a copy in memory.  All raise StoreError
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.problem import COLUMNS
 from gemmtuned.db import faults, migrations
-from gemmtuned.db.files import connect_read_only
+from gemmtuned.db.files import connect_read_only, identity
 from gemmtuned.db.row_ids import rows
 from gemmtuned.db.sightings import HOURS
 
@@ -100,17 +101,72 @@ def on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
 
 
 def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-    conn = open_to_read(path)
     try:
-        if migrations.is_empty(conn, path):
-            return nothing
-        return look(conn)
+        with _connection(path) as conn:
+            return nothing if migrations.is_empty(conn, path) else look(conn)
     except (sqlite3.Error, UnicodeDecodeError) as err:
         raise faults.store_error(err, path) from err
     except OverflowError as err:
         raise StoreError(f"{path}: asked for a number that SQLite cannot hold ({err})") from err
-    finally:
+
+
+class _Kept(threading.local):
+    """What this thread keeps open: the database of which it asks several questions, and between them its connection."""
+
+    path: Path | None = None
+    free: tuple[tuple[int, int] | None, sqlite3.Connection] | None = None  # and which file it is of
+
+    def take(self, file: tuple[int, int] | None) -> sqlite3.Connection | None:
+        """The connection, to be given back; None where there is none of this file."""
+        if self.free is None:
+            return None
+        (of, conn), self.free = self.free, None
+        if of == file:
+            return conn
         conn.close()
+        return None
+
+
+_kept: Final = _Kept()
+
+
+@contextmanager
+def kept_open(path: Path) -> Iterator[None]:
+    """All questions that this thread asks of path in the block are asked on one connection: opening one takes 2 ms.
+
+    SQLite reads the whole schema for it. Each question sees what was committed before it, and another file where one
+    was put there meanwhile; what fails closes the connection. Within another such block this one does nothing.
+    """
+    if _kept.path is not None:
+        yield
+        return
+    _kept.path = path
+    try:
+        yield
+    finally:
+        _kept.path = None
+        _kept.take(None)
+
+
+@contextmanager
+def _connection(path: Path) -> Iterator[sqlite3.Connection]:
+    """The one that is kept open, or one of its own."""
+    file = conn = None
+    if _kept.path == path:
+        with suppress(OSError):  # opening it says what is wrong
+            file = identity(path)
+        conn = _kept.take(file)
+    if conn is None:
+        conn = open_to_read(path)
+    done = False
+    try:
+        yield conn
+        done = True
+    finally:
+        if done and file is not None and type(conn) is sqlite3.Connection:  # a copy, and one that lies, may be stale
+            _kept.free = file, conn
+        else:
+            conn.close()
 
 
 def of_window(

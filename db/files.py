@@ -95,13 +95,17 @@ def connect_read_only(path: Path, timeout_s: float = 5.0) -> sqlite3.Connection:
             closed = faults.kind(err) in ("readonly", "cantopen", "full") or faults.no_room(path)
             if not closed or (wal.exists() and wal.stat().st_size):
                 raise
-            return _probed(f"{uri}?mode=ro&immutable=1", timeout_s)
+            return _probed(f"{uri}?mode=ro&immutable=1", timeout_s, AsItLies)
     except (sqlite3.Error, UnicodeDecodeError, OSError) as err:
         raise faults.store_error(err, path, waited_s=timeout_s) from err
 
 
-def _probed(uri: str, timeout_s: float) -> sqlite3.Connection:
-    conn = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)
+class AsItLies(sqlite3.Connection):
+    """What others write meanwhile is not seen by it."""
+
+
+def _probed(uri: str, timeout_s: float, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    conn = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, factory=factory)
     try:
         conn.execute("PRAGMA trusted_schema = OFF")
         conn.execute("SELECT count(*) FROM sqlite_master").fetchall()

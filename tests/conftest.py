@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -44,6 +45,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SOAK_S: Final = 3600
 MOST_WITHOUT_COMPILER: Final = 1000  # tests; with more of them each fork would import torch's, for 2.5 s of CPU time
+# What most forks would import by and by, a second of CPU time each; without one of them, its tests are left out
+BY_AND_BY: Final = (
+    "torch._inductor.config", "torch._inductor.debug", "pandas", "sqlite_utils", "typer._adapters",
+    "transformers.models.llama.modeling_llama",
+)  # fmt: skip
 SERVER: Final = pytest.StashKey[ForkServer]()  # of programs in forks, which all forks of pytest ask
 GARBAGE: Final = (20_000, 20, 100)  # objects before a collection; Python's own are 700 (2,000), 10, 10
 # Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side,
@@ -88,9 +94,24 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     session.config.add_cleanup(server.stop)
     yield
     if len(session.items) > MOST_WITHOUT_COMPILER:
-        for name in (*COMPILER, "torch._inductor.config"):
+        for name in COMPILER:
             importlib.import_module(name)
+        for name in BY_AND_BY:
+            with suppress(ImportError):
+                importlib.import_module(name)
+        what_all_ask_for()
     torch.set_num_threads(threads)
+
+
+def what_all_ask_for() -> None:
+    """Find out here what each fork would find out for itself: the hashes of Triton and of our kernels, 0.5 s."""
+    from gemmtuned.kernels.triton.source import kernel_hashes
+
+    kernel_hashes()
+    with suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,10 +10,12 @@ from gemmtuned.commands import completing
 from gemmtuned.commands.options import Json, chosen, problems, seen, settings, threads_option, whole_number
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import DTYPES, FAMILIES, LAYOUTS, MAX_DIM, WEIGHT_STATES, Problem
+from gemmtuned.configs.settings import Settings
+from gemmtuned.db.ask import kept_open
 from gemmtuned.reports.ask import LONGEST_S
 from gemmtuned.reports.explain import MOST, matching, report
 from gemmtuned.reports.problem_list import Shape, shape_or_problem
-from gemmtuned.reports.render import show
+from gemmtuned.reports.render import Report, show
 from gemmtuned.reports.source import no_database, of_database
 from gemmtuned.reports.unraced import unfit_of, unraced_of
 
@@ -54,6 +56,17 @@ def explain(
     if not here.db.exists():
         show(no_database("explain", here, "rows", "hints", problems=[]), as_json=as_json)
         return
+    with kept_open(here.db):
+        answer, is_known = _answer(here, exact, shape, given, " ".join(what))
+    show(answer, as_json=as_json)
+    if not is_known:
+        raise typer.Exit(1)
+
+
+def _answer(
+    here: Settings, exact: str, shape: dict[str, Any], given: dict[str, Any], asked: str
+) -> tuple[Report, bool]:
+    """What is shown, and whether any of it was seen."""
     from gemmtuned.db import queries
     from gemmtuned.db.other_threads import tuned_with
 
@@ -69,10 +82,8 @@ def explain(
         *unraced_of(found[:MOST], queries.unraced(here.db, since_s=LONGEST_S)),
         *unfit_of(found[:MOST], queries.unfit(here.db, since_s=LONGEST_S)),
     ]
-    answer = report(steps, solutions, hints, elsewhere, more, asked=" ".join(what))
-    show(of_database(answer, here), as_json=as_json)
-    if not any(rows for _, rows in steps):
-        raise typer.Exit(1)
+    answer = report(steps, solutions, hints, elsewhere, more, asked=asked)
+    return of_database(answer, here), any(rows for _, rows in steps)
 
 
 def _asked(what: list[str], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:

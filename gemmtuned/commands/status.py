@@ -12,6 +12,7 @@ from gemmtuned.commands.options import Json, settings
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.manifest import read_manifest
 from gemmtuned.configs.settings import Settings
+from gemmtuned.db.ask import kept_open
 from gemmtuned.reports.checks import PASS
 from gemmtuned.reports.checks_store import salvages
 from gemmtuned.reports.published import standing
@@ -32,7 +33,8 @@ def status(
     """What goes on: daemon, programs, generations."""
     here = settings()
     while True:
-        answer = _answer(here)
+        with kept_open(here.db):
+            answer = _answer(here)
         if watch and not as_json and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
         show(answer, as_json=as_json)

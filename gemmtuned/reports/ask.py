@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec
 
 from gemmtuned.configs.errors import SettingError
 from gemmtuned.configs.nearest_word import did_you_mean
 from gemmtuned.configs.settings import Settings
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
+from gemmtuned.db.ask import kept_open
 from gemmtuned.db.of_runs import called_by, filed_for, own_time
 from gemmtuned.db.other_threads import other_threads
 from gemmtuned.db.phases import phases
@@ -32,8 +34,23 @@ from gemmtuned.reports.why_nothing import why_nothing, why_off
 BY: Final = (*by_share.GROUPS, "layer")
 LONGEST_S: Final = 3e9  # 95 years
 GAINS_BY: Final = ("solution", "layer")
+P = ParamSpec("P")
 
 
+def _of_one_connection(
+    report: Callable[Concatenate[Settings, P], Report],
+) -> Callable[Concatenate[Settings, P], Report]:
+    """A report that asks many questions."""
+
+    @wraps(report)
+    def asked(here: Settings, /, *how: P.args, **named: P.kwargs) -> Report:
+        with kept_open(here.db):
+            return report(here, *how, **named)
+
+    return asked
+
+
+@_of_one_connection
 def coverage(
     here: Settings, *, by: str, since_s: float, weight: str = "time", run: str | None = None, limit: int | None = None
 ) -> Report:
@@ -78,6 +95,7 @@ def coverage(
     return of_database(replace(answer, facts={**answer.facts, **facts}, lines=[*off, *answer.lines]), here)
 
 
+@_of_one_connection
 def gains(
     here: Settings,
     *,

@@ -18,6 +18,7 @@ from gemmtuned import __version__
 from gemmtuned.configs.human_units import duration, span
 from gemmtuned.configs.solution import LIVE_STATES
 from gemmtuned.db import queries
+from gemmtuned.db.ask import kept_open
 from gemmtuned.db.rollup import hours_of
 from gemmtuned.db.timeline import timeline
 from gemmtuned.reports import charts
@@ -56,23 +57,24 @@ class Data:
 
 def collect(database: Path, *, since_s: float, now_s: float) -> Data:
     """Ask the database. Raises StoreError when it cannot be read."""
-    return Data(
-        now_s=now_s,
-        since_s=since_s,
-        database=str(database),
-        served=queries.served(database, since_s=since_s, now_s=now_s),
-        runs=queries.coverage(database, by="run", since_s=since_s, now_s=now_s),
-        hours=queries.traffic(database, since_s=since_s, now_s=now_s),
-        solutions=queries.solutions(database, live=False),
-        untuned=queries.untuned(database, limit=WAITING + 1),
-        compiled=queries.compiled(database, since_s=since_s),
-        frozen=queries.frozen(database, since_s=since_s),
-        unraced=queries.unraced(database, since_s=since_s),
-        unfit=queries.unfit(database, since_s=since_s),
-        publications=queries.publications(database, limit=20),
-        timeline=timeline(database, slots=SLOTS, since_s=since_s, now_s=now_s),
-        sessions=queries.sessions(database),
-    )
+    with kept_open(database):
+        return Data(
+            now_s=now_s,
+            since_s=since_s,
+            database=str(database),
+            served=queries.served(database, since_s=since_s, now_s=now_s),
+            runs=queries.coverage(database, by="run", since_s=since_s, now_s=now_s),
+            hours=queries.traffic(database, since_s=since_s, now_s=now_s),
+            solutions=queries.solutions(database, live=False),
+            untuned=queries.untuned(database, limit=WAITING + 1),
+            compiled=queries.compiled(database, since_s=since_s),
+            frozen=queries.frozen(database, since_s=since_s),
+            unraced=queries.unraced(database, since_s=since_s),
+            unfit=queries.unfit(database, since_s=since_s),
+            publications=queries.publications(database, limit=20),
+            timeline=timeline(database, slots=SLOTS, since_s=since_s, now_s=now_s),
+            sessions=queries.sessions(database),
+        )
 
 
 def render(data: Data) -> str:

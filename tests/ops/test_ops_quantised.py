@@ -219,11 +219,13 @@ def test_a4w4_is_one_operator_where_there_may_be_a_kernel(monkeypatch: pytest.Mo
     assert asked == [(dtype, [torch.uint8] * 4 + [dtype])]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    ("alpha", "beta"),
-    [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.375, 1.0), (-2.0, 3), (0.0, 1.0), (None, None), (1, None)],
-)
+PAIRS: list[tuple[float | None, float | None]] = [  # alpha and beta
+    (1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.375, 1.0), (-2.0, 3), (0.0, 1.0), (None, None), (1, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize(("alpha", "beta"), PAIRS)
 def test_a4w4_has_aiters_alpha_and_beta(alpha: float | None, beta: float | None, dtype: torch.dtype) -> None:
     (a, codes_a), (b, codes_b), bias = four(5, 96), four(24, 96), normal(24)
     of_a, of_b = torch.full((5, 3), 125).byte(), torch.full((24, 3), 129).byte()
@@ -233,9 +235,17 @@ def test_a4w4_has_aiters_alpha_and_beta(alpha: float | None, beta: float | None,
     y = ops.gemm_a4w4(a, b, of_a, of_b, bias, dtype, alpha, beta)
     assert y.dtype == dtype
     assert is_near(y, times * exact + more * bias.double(), abs(times) * size + abs(more) * bias.double().abs(), dtype)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "dtype"), [(*pair, [*ROUNDING][i % len(ROUNDING)]) for i, pair in enumerate(PAIRS)]
+)
+def test_a4w4_compiled_has_alpha_and_beta_as_eager(alpha: float, beta: float, dtype: torch.dtype) -> None:
+    a, b, bias = four(5, 96)[0], four(24, 96)[0], normal(24)
+    operands = (a, b, torch.full((5, 3), 125).byte(), torch.full((24, 3), 129).byte(), bias, dtype, alpha, beta)
     torch.compiler.reset()  # each pair is a constant of its code
     compiled = torch.compile(ops.gemm_a4w4, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(a, b, of_a, of_b, bias, dtype, alpha, beta), y)
+    assert torch.equal(compiled(*operands), ops.gemm_a4w4(*operands))
     torch.compiler.reset()
 
 

@@ -33,13 +33,14 @@ class World:
     def run(self, seconds: float, *, until: Callable[[], bool] | None = None, step_s: float = 0.0) -> float:
         """Let the daemon live for so long; returns how long it took until `until`.
 
-        step_s: longer turns while there is no worker.
+        step_s: longer turns while no worker is at work.
         """
         start_s = self.clock.now_s
         while self.clock.now_s < start_s + seconds:
             self.daemon.turn(self.clock.now_s)
             took_s = self.clock.now_s - start_s
-            self.clock.pass_s(self.daemon.pause_s if self.life.alive else max(self.daemon.pause_s, step_s))
+            at_work = any(worker.is_at_work for worker in self.life.alive)
+            self.clock.pass_s(self.daemon.pause_s if at_work else max(self.daemon.pause_s, step_s))
             if until is not None and until():
                 return took_s
         return seconds

@@ -94,6 +94,11 @@ class FakeWorker:
         hello: Message | Exception = WorkerDied("ended at once") if life.starts_dead else Hello(life.environment)
         self._say(life.hello_s, hello)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has yet to say something."""
+        return bool(self._due)
+
     def fileno(self) -> int:
         raise AssertionError("nothing to wait on in faked time")
 
