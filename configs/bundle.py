@@ -8,10 +8,12 @@ file is another Python's, was made for another folder, or can be written by othe
 
 from __future__ import annotations
 
+import gc
 import marshal
 import os
 import stat
 import sys
+from _thread import _count as thread_count
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -43,6 +45,7 @@ MODULES: Final = {
     "gemmtuned.kernels": "device stamps",
 }
 
+FORM: Final = 2  # since 2 the file has slim code (slim_code.py)
 # (source, name of its file of bytecode, whether it is a package, bytes of the source, its mtime in ns, code)
 Entry = tuple[str, str, bool, int, int, CodeType]
 
@@ -134,15 +137,31 @@ def _path(cache: Path) -> Path:
 
 
 def _facts() -> tuple[Any, ...]:
-    """What the code depends on besides the sources: which Python, how it compiles, and where we lie."""
+    """What the code depends on besides the sources: which Python, how it and we compile, and where we lie."""
     package: Any = sys.modules["gemmtuned"]
-    return sys.version, sys.flags.optimize, package.__file__, tuple(package.__path__)
+    return FORM, sys.version, sys.flags.optimize, package.__file__, tuple(package.__path__)
 
 
 def _finder(cache: Path) -> _Finder | None:
     whole = _read(_path(cache))
-    facts, entries = marshal.loads(whole) if whole is not None else (None, {})  # noqa: S302  see `_read`
+    facts, entries = _loaded(whole) if whole is not None else (None, {})
     return _Finder(entries) if facts == _facts() else None
+
+
+def _loaded(whole: bytes) -> Any:
+    """What marshal makes of it, where no other thread can mind without a garbage collection.
+
+    Two thousand code objects are made, of which none is garbage, and each few hundred would be looked at for it: that
+    takes a third of the time.
+    """
+    is_on = gc.isenabled() and not thread_count()
+    try:
+        if is_on:
+            gc.disable()
+        return marshal.loads(whole)  # noqa: S302  see `_read`
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _read(path: Path) -> bytes | None:
@@ -174,9 +193,11 @@ def _entry(name: str) -> Entry | None:
     if origin is None or type(package.__spec__.loader) is not SourceFileLoader:
         return None
     before = _stat(origin)
-    code = SourceFileLoader(name, origin).get_code(name)
+    from gemmtuned.configs.slim_code import compiled  # a program that starts only reads
+
+    code = compiled(Path(origin).read_bytes(), origin)
     facts = _stat(origin)
-    if code is None or (before.st_size, before.st_mtime_ns) != (facts.st_size, facts.st_mtime_ns):
+    if (before.st_size, before.st_mtime_ns) != (facts.st_size, facts.st_mtime_ns):
         return None
     bytecode = Path(cache_from_source(origin)).name
     return origin, bytecode, origin.endswith("/__init__.py"), facts.st_size, facts.st_mtime_ns, code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import marshal
 import os
@@ -205,3 +206,45 @@ def test_an_exception_inside_leaves_no_finder(sources: Path, cache: Path) -> Non
     with pytest.raises(KeyError, match="here"), bundle.in_use(cache):
         importlib.import_module(NAMES[0])
     assert sys.meta_path == before
+
+
+def test_the_code_in_the_file_is_without_docstrings_and_types_and_runs_as_ever(sources: Path, cache: Path) -> None:
+    (sources / "inside.py").write_text(
+        '"""Of the module."""\n'
+        "from __future__ import annotations\n"
+        "class Kind:\n"
+        '    """Of a class."""\n'
+        "    a: int = 1\n"
+        "    def sum(self, b: int, *c: int, **d: float) -> float:\n"
+        '        """Of a method."""\n'
+        "        return self.a + b + sum(c) + sum(d.values())\n"
+        "async def nothing(x: int) -> None:\n"
+        '    """Of a function."""\n'
+        "def fails():\n"
+        "    raise KeyError(source)\n"
+        "source = 1\n"
+    )
+    bundle.write(cache)
+    inside = imported(cache)[1]
+
+    assert [inside.__doc__, inside.Kind.__doc__, inside.Kind.sum.__doc__, inside.nothing.__doc__] == [
+        "Of the module.", None, None, None,
+    ]  # fmt: skip
+    assert inside.Kind.__annotations__ == {"a": "int"}
+    assert inside.Kind.sum.__annotations__ == inside.nothing.__annotations__ == {}
+    assert inside.Kind().sum(2, 3, d=4.5) == 10.5
+    with pytest.raises(KeyError) as info:
+        inside.fails()
+    assert info.traceback[-1].lineno == 11 and "raise KeyError(source)" in str(info.traceback[-1].statement)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_garbage_collector_is_as_it_was_afterwards(sources: Path, cache: Path, is_on: bool) -> None:
+    bundle.write(cache)
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if is_on else gc.disable)()
+        imported(cache)
+        assert gc.isenabled() == is_on
+    finally:
+        (gc.enable if was_on else gc.disable)()
