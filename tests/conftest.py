@@ -90,6 +90,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     server.begin()
     if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:  # all tests: some of them compile
         server.compiling.begin()
+        server.bare.begin()
     session.config.stash[SERVER] = server
     session.config.add_cleanup(server.stop)
     yield

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+
+from hooked import Home
 
 from gemmtuned.configs.pattern import Pattern
 
@@ -20,17 +19,15 @@ def test_it_answers_as_a_compiled_one_each_time() -> None:
         assert pattern.findall("a-1 b-2") == compiled.findall("a-1 b-2")
 
 
-def test_a_program_that_starts_compiles_few_of_ours() -> None:
+def test_a_program_that_starts_compiles_few_of_ours(home: Home) -> None:
     """Each takes up to a millisecond of the start of each program."""
     code = """
-import re, sys
+import json, re
 import torch
 compiler = getattr(re, "_compiler", None) or re.sre_compile  # until 3.10
 compiled, plain = [], compiler.compile
 compiler.compile = lambda text, *more: compiled.append(text) or plain(text, *more)
 import gemmtuned.db.guest, gemmtuned.hooks.activate, gemmtuned.hooks.native.library
-print(compiled)
+print(json.dumps(compiled))
 """
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert home.bare().run(code, AITER_TUNE_GEMM="0", TORCH_DEVICE_BACKEND_AUTOLOAD="0").said == []

@@ -57,7 +57,7 @@ def test_both_engines_find_the_plugin_by_its_entry_point() -> None:
 def test_a_worker_is_labelled_has_its_table_first_and_leaves_its_warm_up_out(home: Home) -> None:
     home.path.mkdir()
     publish(home.path / "configs", [published(Problem(m=4, n=8, k=16, dtype="fp32", threads=2), "torch_swap")], 1)
-    done = home.run(WORKER, fresh=True, GEMMTUNED_RUN="", GEMMTUNED_QUIET="0")
+    done = home.bare().run(WORKER, GEMMTUNED_RUN="", GEMMTUNED_QUIET="0")
     said = done.said
 
     assert "generation" not in done.err  # our line stands in the engine's log alone

@@ -76,7 +76,7 @@ def test_our_thread_imports_nothing_while_the_program_may_go_through_the_modules
     """A loop over `sys.modules` fails where another thread adds to them."""
     if table:
         publish(home.path / "configs", [published(LINEAR, "torch_swap")], 1)
-    done = home.run(
+    done = home.bare().run(
         """
         import json, sys, torch
         before = {*sys.modules}
@@ -91,7 +91,6 @@ def test_our_thread_imports_nothing_while_the_program_may_go_through_the_modules
         gemmtuned.disable()
         print(json.dumps(sorted({*sys.modules} - before)))
         """,
-        fresh=True,
     )
 
     assert home.counts() == {("fp32:4x8x16,threads=2", "exact" if table else "miss"): 3}
@@ -99,7 +98,7 @@ def test_our_thread_imports_nothing_while_the_program_may_go_through_the_modules
 
 
 def test_a_program_without_the_library_finds_no_new_module_and_no_garbage(home: Home, tmp_path: Path) -> None:
-    done = home.run(
+    done = home.bare().run(
         """
         import gc, json, sys, torch
         before = {*sys.modules}
@@ -121,7 +120,6 @@ def test_a_program_without_the_library_finds_no_new_module_and_no_garbage(home: 
         gemmtuned.disable()
         print(json.dumps([hook.path, garbage, sorted({*sys.modules} - before)]))
         """,
-        fresh=True,
         GEMMTUNED_CACHE=str(tmp_path / "empty"),
     )
 

@@ -17,7 +17,8 @@ Orders come as JSON over the socket whose number is its first argument, {code, a
 five descriptors: the program's three streams, a socket on which it answers {pid} and later {status, ended_s, delayed_s,
 cpu_s}, and what the program has as descriptor 3.  ended_s is the monotonic clock at the end, delayed_s for how long the
 program was ready to run while others had the CPUs, and cpu_s the CPU time of it and of the children that it waited for.
-Several processes may send orders.  Its other arguments name modules that programs have imported besides.
+Several processes may send orders.  Its other arguments name modules that programs have imported besides; with `--bare`
+nothing of ours is, so that a program imports it as after `import torch`.
 """
 
 import atexit
@@ -44,15 +45,20 @@ def end_at_once() -> None:
 
 atexit.register(end_at_once)
 
+BARE = "--bare" in sys.argv
+if BARE:
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
 import torch  # noqa: E402  what it is all about
 
-import gemmtuned.configs.variables  # noqa: E402
-import gemmtuned.db.guest  # noqa: E402  what a program with the hook imports, by the time of its first flush
-import gemmtuned.hooks.activate  # noqa: E402
-import gemmtuned.hooks.native.library  # noqa: E402
-import gemmtuned.kernels.backends  # noqa: E402, F401
-from gemmtuned._autoload import autoload  # noqa: E402
-from gemmtuned._testing import faults  # noqa: E402
+if not BARE:
+    import gemmtuned.configs.variables
+    import gemmtuned.db.guest  # what a program with the hook imports, by the time of its first flush
+    import gemmtuned.hooks.activate
+    import gemmtuned.hooks.native.library
+    import gemmtuned.kernels.backends  # noqa: F401
+    from gemmtuned._autoload import autoload
+    from gemmtuned._testing import faults
 
 sys.path.insert(0, os.path.dirname(__file__))
 from huge_pages import gather  # noqa: E402
@@ -64,10 +70,14 @@ MOST_BYTES = 1 << 20
 
 def main() -> None:
     for name in sys.argv[2:]:
-        importlib.import_module(name)
+        if name != "--bare":
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gather()
+    if BARE:
+        for name in ("huge_pages", "resource"):  # no program has these of torch
+            sys.modules.pop(name, None)
     orders = socket.socket(fileno=int(sys.argv[1]))
     waiting = selectors.DefaultSelector()
     waiting.register(orders, selectors.EVENT_READ)
@@ -126,17 +136,22 @@ def become(order: dict, files: list[int]) -> None:
     os.environ.update(order["env"])
     sys.path[:0] = [p for p in order["env"].get("PYTHONPATH", "").split(os.pathsep) if p and p not in sys.path]
     sys.argv = ["-c", *order["args"]]
-    faults._armed = faults._from_env()  # read when the module is imported, which was before
+    if not BARE:
+        faults._armed = faults._from_env()  # read when the module is imported, which was before
     threads = int(order["env"].get("OMP_NUM_THREADS", torch.get_num_threads()))
     if threads != torch.get_num_threads():  # read when torch is imported
         torch.set_num_threads(threads)
     torchs = list(weakref.finalize._registry)
-    autoload()
+    if not BARE:
+        autoload()
+    elif torch._is_device_backend_autoload_enabled():
+        torch._import_device_backends()
     if not order["whole_end"]:
         for finalizer in torchs:
             finalizer.atexit = False
-        flush = sys.modules["gemmtuned.hooks.flush"]
-        flush.EXIT_S = flush.EXIT_BUSY_S = 60.0
+        flush = sys.modules.get("gemmtuned.hooks.flush")  # a bare one may be switched off
+        if flush is not None:
+            flush.EXIT_S = flush.EXIT_BUSY_S = 60.0
     run(order["code"], order["whole_end"])
 
 

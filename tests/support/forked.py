@@ -134,6 +134,15 @@ class ForkServer:
         self._orders: socket.socket | None = None
         self._of, self.used, self._modules = of, used, modules
         self._compiling: ForkServer | None = None
+        self._bare: ForkServer | None = None
+
+    @property
+    def bare(self) -> ForkServer:
+        """One that has imported torch and nothing of ours: what a program imports of it is as in one of its own."""
+        if self._bare is None:
+            of = None if self._of is None else self._of.bare
+            self._bare = ForkServer(self._folder, of=of, used=self.used, modules=("--bare",))
+        return self._bare
 
     @property
     def compiling(self) -> ForkServer:
@@ -187,8 +196,9 @@ class ForkServer:
 
     def stop(self) -> None:
         """End it; it has nothing to tidy up."""
-        if self._compiling is not None:
-            self._compiling.stop()
+        for other in (self._compiling, self._bare):
+            if other is not None:
+                other.stop()
         if self._process is not None and self._orders is not None:
             self._orders.close()
             self._process.kill()

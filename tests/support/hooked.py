@@ -77,6 +77,10 @@ class Home:
         """The same one, for programs that call torch's compiler: they have it imported."""
         return self if self.server is None else Home(self.path, self.cache, self.server.compiling)
 
+    def bare(self) -> Home:
+        """The same one, for programs that are to import our modules themselves, and have torch."""
+        return self if self.server is None else Home(self.path, self.cache, self.server.bare)
+
     def start(
         self, code: str, *args: str, fresh: bool = False, whole_end: bool = False, **env: str
     ) -> Forked | subprocess.Popen[str]:
