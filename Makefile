@@ -28,7 +28,7 @@ demo: install
 # what has ended otherwise than with tests that failed (more than 1: interrupted, killed) leaves nothing that `make again`
 # could make good
 test: install
-	code=0; $(BIN)/python -m pytest -q --side-by-side 6 -m 'not long and not soak and not gpu' || code=$$?; \
+	code=0; $(BIN)/python -m pytest -q --side-by-side 5 -m 'not long and not soak and not gpu' || code=$$?; \
 	test $$code -le 1 || rm -f .pytest_cache/v/cache/lastfailed; \
 	exit $$code
 

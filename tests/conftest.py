@@ -52,8 +52,8 @@ BY_AND_BY: Final = (
 )  # fmt: skip
 SERVER: Final = pytest.StashKey[ForkServer]()  # of programs in forks, which all forks of pytest ask
 GARBAGE: Final = (20_000, 20, 100)  # objects before a collection; Python's own are 700 (2,000), 10, 10
-# Files whose tests watch the machine or the clock: `make test` runs them by themselves, before all others side by side,
-# as it does with single tests that have the marker `alone`
+# Files whose tests watch the machine: `make test` runs them by themselves, before all others side by side, as it does
+# with single tests that have the marker `alone`
 ALONE: Final = frozenset(("test_daemon_cpu_wait", "test_daemon_devices"))
 
 

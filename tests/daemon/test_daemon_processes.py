@@ -161,7 +161,7 @@ def test_a_daemon_killed_two_hundred_times_leaves_no_torn_table_and_tunes_nothin
     storm(home, 200, seed=random.randrange(10**6))
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_daemon_told_to_stop_is_gone_within_two_seconds_in_the_middle_of_a_trial(
     home: Home, number: signal.Signals, code: int
@@ -189,7 +189,7 @@ def test_a_daemon_told_to_stop_is_gone_within_two_seconds_in_the_middle_of_a_tri
     assert (stopped["state"], stopped["running"]) == ("stopped", False)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_a_busy_device_is_free_again_within_half_a_second(home: Home) -> None:
     home.see(problem(37))
     busy_since: list[float] = []

@@ -100,7 +100,7 @@ def held(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     held.close()
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize("why", ["busy", "SIGTERM"])
 def test_the_worker_leaves_though_its_daemon_waits_for_the_disk(held: Held, why: str) -> None:
     """Meanwhile the service manager gets its signs of life; the lease is given back, and nobody is to blame."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hooked import LINEAR, STUB, Home, publish, published
+from hooked import LINEAR, STUB, ForkServer, Home, publish, published
 from operators_of_torch import OPERATORS
 
 from gemmtuned.hooks.background import FAULTS
@@ -186,9 +186,9 @@ class Cells:
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> list[Cell]:
+def planted(tmp_path_factory: pytest.TempPathFactory, native_cache: Path, fork_server: ForkServer) -> list[Cell]:
     """off, on, after; then of the same process, once more on and after, with what may not be planted."""
-    home = Home(tmp_path_factory.mktemp("guest") / "home", native_cache)
+    home = Home(tmp_path_factory.mktemp("guest") / "home", native_cache, fork_server).bare()
     home.path.mkdir()
     publish(home.path / "configs", [published(replace(LINEAR, threads=1), "torch_swap")], 1)
     found: list[Cell] = home.run(LOOK + PLANTS + PROGRAM, AITER_TUNE_GEMM="0").said

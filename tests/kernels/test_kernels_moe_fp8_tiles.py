@@ -73,13 +73,14 @@ def interpreted(
 def test_it_passes_the_gate_on_each_kind_of_inputs(
     interpreted: Callable[[tuple[str, ...]], dict[str, dict[str, Any]]], case: str, beside: tuple[str, ...]
 ) -> None:
-    """Within the limits, the exact result to the bit where there is one, and the same bits in a second call.
+    """Within the limits, the exact result to the bit where there is one; two cases have the same bits in a second call.
 
     Memory that no launch has written is NaN, and so are experts that nobody visits; X that is infinite gives NaN.
     """
     seen = interpreted(beside)[case]
     assert seen["r"] <= seen["allowed_r"] and seen["m"] <= seen["allowed_m"], seen
-    assert seen["same"] and seen["exact"] in (None, True) and seen["infinite"] in (None, True), seen
+    assert seen["same"] is (True if case in ("narrow.randn", "wide.integers") else None)
+    assert seen["exact"] in (None, True) and seen["infinite"] in (None, True), seen
     assert (seen["exact"] is True) == case.endswith("integers")
     assert seen["exact"] or seen["r"] > 0.01, "nothing was quantised"
 

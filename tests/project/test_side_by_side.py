@@ -14,6 +14,7 @@ from side_by_side import SideBySide
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: first")
+    config.addinivalue_line("markers", "timed: second")
     config.addinivalue_line("markers", "slow: early")
     config.pluginmanager.register(SideBySide(2), "side-by-side")
 
@@ -60,6 +61,15 @@ def test_is_alone():
     time.sleep(0.1)
     assert not os.path.exists("began")
 
+@pytest.mark.timed
+@pytest.mark.parametrize("n", range(3))
+def test_is_timed(n):
+    assert not os.path.exists("began")
+    with open("timed", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(0.1)
+    assert not os.path.exists("began")
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(40))
 def test_is_one_of_many(n, tmp_path_factory):
@@ -89,13 +99,14 @@ def test_every_outcome_comes_home_and_a_fork_that_dies_fails_the_test_that_it_wa
     code, said = run(tmp_path)
 
     assert code == 1
-    assert said.splitlines()[-1].startswith("2 failed, 46 passed, 1 skipped, 4 warnings, 1 error in"), said
+    assert said.splitlines()[-1].startswith("2 failed, 49 passed, 1 skipped, 4 warnings, 1 error in"), said
     assert "ran test_kinds.py::test_dies ended with -9" in said
     assert "it breaks" in said and "what it has printed" in said and "what its child has printed" in said
     assert "ValueError: at the end" in said and "of its own will" in said
     assert all(said.count(f"UserWarning: number {n}") == 1 for n in range(4))
     assert len((tmp_path / "made").read_text()) == 1, "one fork has all that share it, as the other has enough to do"
     assert len({*(tmp_path / "who").read_text().split()}) == 2, "who has nothing more to do takes half"
+    assert len({*(tmp_path / "timed").read_text().split()}) == 2, "what mostly waits is run in two forks"
     assert len({*(tmp_path / "where").read_text().split()}) == 1, "what is made once for all lies in one folder"
 
 

@@ -1,8 +1,9 @@
-"""Tests in forks of the process that has collected them: `pytest --side-by-side 6`, as `make test` does it.
+"""Tests in forks of the process that has collected them: `pytest --side-by-side 5`, as `make test` does it.
 
 Importing torch and all test files and listing thousands of tests takes ten seconds of CPU time.  It is done once here,
 and then this process forks: each fork runs what it is told, one test after another, and sends home what there is to
-report.  Before them one fork alone runs the tests with the marker `alone`, which watch the machine.
+report.  Before them one fork alone runs the tests with the marker `alone`, which watch the machine, and then two forks
+those with the marker `timed`, which have short limits of time and mostly wait.
 
 Each fork takes a file at a time, so that what a file's tests share is made once: first the files in which a test is
 marked `slow`, then those with most tests.  When no file is left, a fork takes half of what another has still to do.  A
@@ -81,9 +82,11 @@ class SideBySide:
             return None
         _factory(session).getbasetemp()  # made here, once: each fork has a folder in it
         items = session.items
-        alone = {i for i, item in enumerate(items) if item.get_closest_marker("alone")}
-        for indices, count in ((sorted(alone), 1), ([i for i in range(len(items)) if i not in alone], self._count)):
-            self._run(session, portions(items, indices), count)
+        alone, timed = ([i for i, item in enumerate(items) if item.get_closest_marker(n)] for n in ("alone", "timed"))
+        first = {*alone, *timed}
+        self._run(session, portions(items, alone), 1)
+        self._run(session, deque([i] for i in timed if i not in alone), min(2, self._count))
+        self._run(session, portions(items, [i for i in range(len(items)) if i not in first]), self._count)
         return True
 
     def _run(self, session: pytest.Session, files: deque[list[int]], count: int) -> None:
