@@ -13,7 +13,6 @@ reader sees either the old tables or the new ones.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import stat
@@ -28,7 +27,7 @@ from typing import Any, Final
 from gemmtuned._testing import faults
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError, TableError
-from gemmtuned.configs.open_files import limit_reached
+from gemmtuned.configs.open_files import limit_reached, make_folders
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.read_file import open_regular
 from gemmtuned.configs.settings import MANIFEST as MANIFEST
@@ -287,9 +286,7 @@ def write_binary(folder: Path, data: bytes) -> str:
 def make_folder(folder: Path) -> None:
     """Create a folder that only its owner may write, whatever the umask."""
     if not folder.is_dir():
-        if folder.is_symlink():
-            raise NotADirectoryError(errno.ENOTDIR, f"it is a link to {folder.readlink()}, which is no folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         folder.chmod(0o755)
 
 

@@ -1,4 +1,7 @@
-"""A process that may open no more files, or write no larger ones: said so, with what helps; and how full a disk is."""
+"""Why files cannot be opened or written: said so, with what helps.
+
+A process may open no more files, or write no larger ones; a disk is full; a file lies where a folder would have to be.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import contextlib
 import ctypes
 import errno
 import os
+import stat
+from pathlib import Path
 from typing import Final
 
 _NEEDED: Final = 8  # descriptors that SQLite and we have open at once, at most
@@ -53,6 +58,32 @@ def size_limit() -> str:
         f"this process may make no file larger than {most >> 10} KiB. Raise that: ulimit -f unlimited before it starts "
         "(LimitFSIZE= of a service)"
     )
+
+
+def in_the_way(folder: Path) -> str:
+    """What keeps this folder from being made, such as "/home/locks is a file"; "" where it is there, or can be made."""
+    for there in (folder, *folder.parents):
+        try:
+            is_link = stat.S_ISLNK(there.lstat().st_mode)
+            if there.is_dir():
+                return ""
+            return f"{there} is " + (f"a link to {there.readlink()}, which is no folder" if is_link else "a file")
+        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203
+            pass
+        except OSError:
+            return ""
+    return ""
+
+
+def make_folders(folder: Path) -> None:
+    """Make the folder and those above it. Raises OSError; NotADirectoryError says what is in the way, and no name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as err:
+        what = in_the_way(folder)
+        if not what:
+            raise
+        raise NotADirectoryError(errno.ENOTDIR, what) from err
 
 
 def _limits(of: int) -> tuple[int, int]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
-from gemmtuned.configs.open_files import free_bytes, limit_reached, size_limit
+from gemmtuned.configs.open_files import free_bytes, in_the_way, limit_reached, size_limit
 from gemmtuned.configs.read_file import read_regular
 from gemmtuned.configs.unpatched import os
 from gemmtuned.db import refusals
-from gemmtuned.db.lockfile import what_lies_there
+from gemmtuned.db.lockfile import way_out, what_lies_there
 
 # Primary result codes (sqlite3.h). Python 3.10 tells only the text, which SQLite keeps fixed (sqlite3ErrStr).
 _CODES: Final = {
@@ -92,6 +92,8 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
         )
     if isinstance(err, NotADirectoryError | FileExistsError) and (below_a_file := no_folder_error(path)) is not None:
         return below_a_file
+    if isinstance(err, OSError) and (of_lock := _of_lock(err, path)):
+        return StoreError(f"{path}: {of_lock}")
     if what in ("cantopen", "io") and (full := _no_more_files(err, path)):
         return StoreError(f"{path}: cannot be opened: {full}")
     if what in ("readonly", "perm", "cantopen") and _is_read_only(path):
@@ -140,6 +142,16 @@ def _plain_error(err: Exception, path: Path) -> StoreError:
     return StoreError(f"{path}: {err}")
 
 
+def _of_lock(err: OSError, path: Path) -> str:
+    """Why the database's lock cannot be opened, and what helps; "" for an error of another file or another kind."""
+    if isinstance(err, NotADirectoryError) and err.filename is None:
+        return f"its lock cannot be made ({err.strerror}){way_out(err)}"
+    named = os.fsdecode(err.filename) if isinstance(err.filename, str | bytes | Path) else ""
+    if not isinstance(err, PermissionError) or not (named.endswith(".lock") or named.endswith("/locks")):
+        return ""
+    return "" if refusals.meaning(err, path) else f"its lock {named} cannot be opened ({err.strerror}){way_out(err)}"
+
+
 def is_damage(err: StoreError) -> bool:
     """Whether it says that the file cannot be read as it lies, and not that it could not be asked."""
     cause = err.__cause__
@@ -152,18 +164,10 @@ def _no_more_files(err: Exception, path: Path) -> str:
     return limit_reached(err) if isinstance(err, OSError) or os.access(there, os.R_OK | os.W_OK) else ""
 
 
-def no_folder(path: Path) -> Path | None:
-    """What lies where a folder on the way to path would have to be, and is none."""
-    there = next((folder for folder in path.parents if os.path.exists(folder)), None)
-    return there if there is not None and not os.path.isdir(there) else None
-
-
 def no_folder_error(path: Path) -> StoreError | None:
     """The error to raise when there can be no database at path, for it lies below a file."""
-    in_the_way = no_folder(path)
-    if in_the_way is None:
-        return None
-    return StoreError(f"{path}: {in_the_way} is a file. Set GEMMTUNED_HOME to a folder, or GEMMTUNED_DB")
+    what = in_the_way(path.parent)
+    return StoreError(f"{path}: {what}. Move it away, or set GEMMTUNED_HOME or GEMMTUNED_DB") if what else None
 
 
 def refuse_short(path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from gemmtuned._testing import faults
 from gemmtuned.configs import clock
+from gemmtuned.configs.open_files import make_folders
 from gemmtuned.configs.processes import is_stopped
 from gemmtuned.configs.unpatched import allocate_lock, builtins, fcntl, os, sleep
 from gemmtuned.db.descriptors import identity_of
@@ -124,7 +125,7 @@ def locks_of(path: Path, locks: Path) -> Path:
     folder, beside = path.parent, path.parent / "locks"
     if Path(os.path.realpath(locks)) in (folder, beside):  # Path.resolve raises where links lead in a circle
         return locks
-    return beside if beside.is_dir() else folder
+    return beside if beside.is_dir() or beside.is_symlink() else folder
 
 
 def out_of_the_way(fd: int) -> int:
@@ -184,7 +185,7 @@ def open_lock(path: Path) -> int:
     wider mode of an earlier version is corrected.  Raises OSError, also for anything but a regular file: a FIFO or a
     device could block `open`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -210,6 +211,16 @@ def _ours(fd: int, path: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def way_out(err: OSError) -> str:
+    """What helps where a lock cannot be opened, as the end of a message; "" where its error does not tell."""
+    if isinstance(err, NotADirectoryError):
+        return ". Move it away, or set GEMMTUNED_HOME to another folder"
+    if isinstance(err, PermissionError):
+        who = f"uid {os.geteuid()}"
+        return f". Give {who} write access to it and its folder, or set GEMMTUNED_HOME to a folder of its own"
+    return ""
 
 
 def what_lies_there(mode: int) -> str:

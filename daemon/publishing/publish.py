@@ -40,7 +40,7 @@ from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.published import Published, read_published
 from gemmtuned.configs.solution import Solution
 from gemmtuned.db.faults import no_locks_error
-from gemmtuned.db.lockfile import holder, open_lock
+from gemmtuned.db.lockfile import holder, open_lock, way_out
 
 if TYPE_CHECKING:
     from gemmtuned.db.restore import Standing, TakenBack
@@ -215,7 +215,7 @@ def publishing(locks: Path) -> Iterator[None]:
         fd = open_lock(locks / "publish.lock")
     except OSError as err:
         raise TableError(
-            f"{locks}/publish.lock: cannot be opened ({limit_reached(err) or err.strerror or err})"
+            f"{locks}/publish.lock: cannot be opened ({limit_reached(err) or err.strerror or err}){way_out(err)}"
         ) from err
     try:
         until = time.monotonic() + WAIT_S

@@ -15,8 +15,8 @@ from gemmtuned.configs.manifest import make_folder
 from gemmtuned.configs.open_files import limit_reached
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.descriptors import identity_of
-from gemmtuned.db.faults import no_folder, store_error
-from gemmtuned.db.lockfile import STOPPED, holder, lies_at, open_lock
+from gemmtuned.db.faults import store_error
+from gemmtuned.db.lockfile import STOPPED, holder, lies_at, open_lock, way_out
 
 logger = logging.getLogger("gemmtuned.daemon")
 
@@ -63,12 +63,11 @@ class OnlyDaemon:
             make_folder(self._home)
             fd = open_lock(path)
         except OSError as err:
-            in_the_way = no_folder(path)
             full = limit_reached(err)
             if full:
                 raise TableError(f"{path}: cannot be made: {full}") from err
-            why = f"{in_the_way} is a file" if in_the_way else err.strerror or err
-            raise TableError(f"{path}: cannot be made ({why}). Set GEMMTUNED_HOME to a folder of your own") from err
+            help_ = way_out(err) or ". Set GEMMTUNED_HOME to a folder of your own"
+            raise TableError(f"{path}: cannot be made ({err.strerror or err}){help_}") from err
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

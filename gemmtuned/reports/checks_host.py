@@ -14,7 +14,7 @@ from typing import Final
 from gemmtuned.configs.errors import TableError
 from gemmtuned.configs.human_units import moment
 from gemmtuned.configs.manifest import read_manifest, read_table
-from gemmtuned.configs.open_files import free_bytes
+from gemmtuned.configs.open_files import free_bytes, in_the_way
 from gemmtuned.configs.settings import Settings
 from gemmtuned.db.faults import no_locks
 from gemmtuned.db.files import is_network
@@ -28,6 +28,8 @@ DOUBTFUL: Final = ("fuse", "virtiofs")  # a network or a local disk behind them:
 LOW_BYTES: Final = 1 << 30
 EMPTY_BYTES: Final = 64 << 20  # below this a flush or a publish may fail any moment
 # One watcher a process takes one instance; 128, the usual limit, is shared by all programs of the user.
+_FOLDERS: Final = ("bin", "checked", "ingest", "probation")  # in the home, beside `locks`
+_OWN: Final = "set GEMMTUNED_HOME to a folder of your own"
 FEW_INSTANCES: Final = 64
 
 
@@ -81,9 +83,9 @@ def nearest(path: Path) -> Path:
 
 def why_no_folder(folder: Path) -> str:
     """Why nothing can be made in this folder, or ""."""
+    if what := in_the_way(folder):
+        return what
     there = nearest(folder)
-    if not there.is_dir():
-        return f"{there} is a file"
     err = _refusal(there)
     return f"{there} takes no folder ({err.strerror})" if err else ""
 
@@ -109,10 +111,17 @@ def _home(settings: Settings) -> Check:
     err = _refusal(there)
     if err is not None and err.errno != errno.ENOSPC:  # the line on the disk reports a full one
         verb = "written" if there == home else "made"
-        fix = "set GEMMTUNED_HOME to a folder of your own"
+        fix = _OWN
         if err.errno == errno.EACCES and there.is_dir() and there.stat().st_uid == os.geteuid():
             fix = f"chmod u+wx {there}, or {fix}"
         return Check("home", FAIL, f"{home} cannot be {verb}: {there} takes no folder ({err.strerror})", fix)
+    for folder in (settings.locks, *(home / name for name in _FOLDERS)):
+        if what := in_the_way(folder):
+            return Check("home", FAIL, f"{what}: {folder} is a folder of gemmtuned's", "move it away")
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            return Check(
+                "home", FAIL, f"{folder} is closed to uid {os.geteuid()}", f"have it made writable for you, or {_OWN}"
+            )
     return Check("home", PASS, f"{home}" if there == home else f"{home} (made at first use)")
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import bundle, clock
 from gemmtuned.configs.errors import GemmtunedError
-from gemmtuned.configs.open_files import free_bytes, limit_reached
+from gemmtuned.configs.open_files import free_bytes, limit_reached, make_folders
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.settings import Settings, child_env
 from gemmtuned.configs.temporary import temporary_path
@@ -187,7 +187,7 @@ def build(cache: Path) -> Path:
     if path is None or folder is None:
         raise BuildFailed("torch is not installed in this environment")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         path.parent.chmod(0o755)
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as err:

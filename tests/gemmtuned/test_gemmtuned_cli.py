@@ -79,7 +79,7 @@ def test_a_home_that_is_a_file_is_told(call: Cli, tmp_path: Path, args: list[str
 
     done = call(*args)
 
-    assert done.returncode == 1 and "home is a file. Set GEMMTUNED_HOME" in done.stderr
+    assert done.returncode == 1 and "home is a file. Move it away, or set GEMMTUNED_HOME" in done.stderr
 
 
 def test_a_daemon_tells_a_home_below_a_file(call: Cli, tmp_path: Path) -> None:
@@ -87,7 +87,9 @@ def test_a_daemon_tells_a_home_below_a_file(call: Cli, tmp_path: Path) -> None:
 
     done = call("daemon", "--once", GEMMTUNED_HOME=str(tmp_path / "file" / "home"))
 
-    assert done.returncode == 1 and f"({tmp_path / 'file'} is a file). Set GEMMTUNED_HOME" in done.stderr
+    assert (
+        done.returncode == 1 and f"({tmp_path / 'file'} is a file). Move it away, or set GEMMTUNED_HOME" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("args", READ, ids=ids)
