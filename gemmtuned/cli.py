@@ -203,7 +203,7 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point of the console script and of `python -m gemmtuned`."""
+    """Run the command that the arguments name, and exit."""
     signal.signal(signal.SIGTERM, _terminated)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
         signal.signal(signal.SIGHUP, _terminated)

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -17,9 +16,8 @@ import pytest
 import typer
 from command_homes import small_home
 from command_line import HERE, TUNED, Cli, environment, solution
-from hooked import wait_for
 
-from gemmtuned.cli import COMMANDS, build, main
+from gemmtuned.cli import COMMANDS, build
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.sighting import Sighting
 from gemmtuned.reports.comparison import DISTURBED, TOO_BUSY
@@ -294,57 +292,6 @@ def test_compare_fails_when_the_program_does(cli: Cli, code: str, said: str) -> 
     plan, error = done.stderr.splitlines()
     assert "16 runs of" in plan and "one to warm up" in plan
     assert said in error
-
-
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["int", "term", "hup"]
-)
-def test_a_command_that_a_signal_ends_says_which_and_ends_what_it_has_started(
-    tmp_path: Path, number: int, code: int
-) -> None:
-    """In a fork of this process; `make long` has it in one of its own."""
-    mark = tmp_path / "pid"
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-            os.environ.update(environment(tmp_path))
-            code_of_it = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 60"
-            sys.argv = ["gemmtuned", "compare", "--", "/bin/sh", "-c", code_of_it]
-            main()
-        except SystemExit as end:
-            os._exit(end.code)
-        finally:
-            os._exit(1)
-    wait_for(mark.exists)
-    os.kill(pid, number)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(mark.read_text()), 0)
-
-
-@pytest.mark.long
-def test_an_interrupt_ends_with_130_and_stops_the_program(tmp_path: Path) -> None:
-    mark = tmp_path / "pid"
-    code = f"import os, pathlib, time; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(60)"
-    command = [sys.executable, "-m", "gemmtuned", "compare", "--", sys.executable, "-c", code]
-    for number, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        mark.unlink(missing_ok=True)
-        process = subprocess.Popen(
-            command, env=environment(tmp_path), stderr=subprocess.PIPE, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-        )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=30)
-        assert process.returncode == expected
-        assert "Traceback" not in stderr
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(mark.read_text()), 0)
 
 
 def test_a_reader_who_has_seen_enough_is_no_error(home: Path) -> None:
