@@ -5,16 +5,12 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_batched.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh, ours  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import family_of
@@ -37,17 +33,6 @@ PROBLEMS = (
     batched(16, 8, 512, 128), batched(16, 64, 128, 512), batched(128, 1, 512, 128, layout="nt"),
     batched(5, 300, 264, 136, layout="nt", dtype="fp16"), batched(16, 256, 128, 512), batched(3, 33, 520, 1032),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
-
-
-def ours(problem: Problem) -> list[Candidate]:
-    found = list(BACKENDS["triton"].candidates(problem))
-    assert found, "it is not offered"
-    return found
 
 
 @pytest.mark.parametrize("p", PROBLEMS, ids=str)

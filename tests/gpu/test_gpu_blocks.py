@@ -5,13 +5,10 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_blocks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.problem import Problem
 from gemmtuned.daemon.child import search
@@ -33,11 +30,6 @@ PROBLEMS = [
     )
     for m, n, k in SIZES for lies in (("row", "col") if m > 1 else ("row",))
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 @pytest.mark.parametrize("p", PROBLEMS, ids=str)

@@ -5,16 +5,12 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_grouped.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, deal_anew, fresh, groups_of, ours  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.problem import Problem
-from gemmtuned.configs.solution import Candidate
 from gemmtuned.daemon.child.verify import verify
 from gemmtuned.kernels.backends import BACKENDS
 from gemmtuned.kernels.families import family_of
@@ -39,17 +35,6 @@ PROBLEMS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
-
-
-def ours(problem: Problem) -> list[Candidate]:
-    found = list(BACKENDS["triton"].candidates(problem))
-    assert found, "it is not offered"
-    return found
-
-
 @pytest.mark.parametrize("p", PROBLEMS, ids=str)
 def test_our_kernel_passes_the_gate(program: Program, p: Problem) -> None:
     said = {}
@@ -66,17 +51,15 @@ def test_a_published_kernel_serves_torchs_function_eager_and_in_a_graph(program:
     program.publish(program.solution(p, ours(p)[0]))
     inputs = family_of(p).make(p, kind="randn", seed=5, device=GPU)
     x, w, offs = inputs["x"], inputs["w"], inputs["offs"]
-    want = torch.cat([x[a:b].float() @ w[g].float() for g, (a, b) in enumerate(pairs(offs))])
+    want = torch.cat([x[a:b].float() @ w[g].float() for g, (a, b) in enumerate(groups_of(offs))])
     program.hook.native.drain()
 
     y = torch._grouped_mm(x, w, offs=offs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = torch._grouped_mm(x, w, offs=offs)
-    dealt_anew = torch.randint(0, p.m + 1, (p.batch,), device=GPU, dtype=torch.int32).sort().values
-    dealt_anew[-1] = p.m
-    again = torch.cat([x[a:b].float() @ w[g].float() for g, (a, b) in enumerate(pairs(dealt_anew))])
-    offs.copy_(dealt_anew.int())
+    deal_anew(offs, p.m)
+    again = torch.cat([x[a:b].float() @ w[g].float() for g, (a, b) in enumerate(groups_of(offs))])
     graph.replay()
 
     counted = [s for s in program.hook.native.drain() if s.problem.family == "grouped"]
@@ -85,8 +68,3 @@ def test_a_published_kernel_serves_torchs_function_eager_and_in_a_graph(program:
     torch.testing.assert_close(y.float(), want, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(captured.float(), again, rtol=2e-2, atol=2e-2)
     assert y.stride() == (p.n, 1) and not program.hook.native.failures()
-
-
-def pairs(offs: torch.Tensor) -> list[tuple[int, int]]:
-    ends = offs.tolist()
-    return list(zip([0, *ends], ends, strict=False))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu_needs import NVIDIA, SM_90, TWO
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 
 import gemmtuned
 from gemmtuned.configs.manifest import BINARIES, write_binary
@@ -30,11 +29,6 @@ pytestmark = [
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Operands = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
 MATH = {"bf16": "reduced", "fp16": "reduced", "fp32": "ieee"}
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 def operands(problem: Problem) -> Operands:

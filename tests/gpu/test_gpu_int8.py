@@ -12,12 +12,11 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 from peers_site import name_it
 
 from gemmtuned.configs.engine_races import Peer, text_of
@@ -51,11 +50,6 @@ OF_ZERO = [
     for m, n, k in SIZES
     for scale, wscale in (("row+zero", "row"), ("tensor+zero", "row"), ("tensor+zero", "tensor"))
 ]
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 @pytest.mark.parametrize("p", [*PROBLEMS, *OF_ZERO], ids=str)

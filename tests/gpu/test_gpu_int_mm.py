@@ -5,14 +5,12 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_int_mm.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -33,11 +31,6 @@ PROBLEMS = [
 ]  # fmt: skip
 ODD = [replace(PROBLEMS[0], m=33, n=72, k=136), replace(PROBLEMS[0], m=49, n=8, k=1032)]
 OVERFLOWS = replace(PROBLEMS[0], m=20, n=64, k=(1 << 17) + 512)
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu_needs import SM_90, TWO
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 from torch import Tensor
 
 from gemmtuned.configs.errors import CandidateFailed, Declined
@@ -132,11 +131,6 @@ def assert_near(y: Tensor, right: Tensor) -> None:
     assert y.dtype in NEAR and not y.isnan().any()
     off = float((y.double() - right).norm() / right.norm())
     assert off <= NEAR[y.dtype], off
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 @pytest.fixture

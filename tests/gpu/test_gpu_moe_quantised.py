@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu_needs import SM_90
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 from torch import Tensor
 
 from gemmtuned.configs.problem import Problem
@@ -78,11 +76,6 @@ def assert_right(problem: Problem, inputs: Inputs, y: Tensor) -> None:
     exact = MOE.reference(problem, inputs, sample)
     most = limits(problem, Error(1.0, 1.0), Spread.of(exact, MOE.x_rows(problem, inputs, sample))).r
     assert measure_error(sample.of(y), exact).r <= most
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 @EACH

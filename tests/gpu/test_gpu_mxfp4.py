@@ -7,14 +7,12 @@ shows its addresses, masks and slices.  Run it in a process of its own: `pytest 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -42,11 +40,6 @@ PROBLEMS = [
         strict=True,
     )
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 def prepared(p: Problem, decoded: int = 1) -> dict[Candidate, Kernel]:

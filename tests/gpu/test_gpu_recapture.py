@@ -9,13 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 from peers_site import name_it
 
 import gemmtuned.graphs
@@ -32,11 +31,6 @@ PROBLEM = Problem(
     family="scaled", m=M, n=N, k=K, dtype="fp8_e4m3", out_dtype="bf16", math_mode="reduced", scale="row"
 )  # fmt: skip
 LAUNCHES, REPLAYS = 3, 5
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu_needs import SM_90, SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, deal_anew, fresh, groups_of, ours  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -42,17 +42,6 @@ SIZES = ((128, 8, 384, 2048), (128, 512, 384, 2048), (16, 1, 1536, 7168), (5, 30
 PROBLEMS = [groups(*size, mode) for size in SIZES for mode in MODES]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
-
-
-def ours(problem: Problem) -> list[Candidate]:
-    found = list(BACKENDS["triton"].candidates(problem))
-    assert found, "it is not offered"
-    return found
-
-
 def by_v1(p: Problem, i: Inputs) -> torch.Tensor:
     return torch._scaled_grouped_mm(
         i["x"], i["w"], i["scale_x"], i["scale_w"], offs=i["offs"], use_fast_accum=p.math_mode == "reduced"
@@ -70,8 +59,8 @@ def by_v2(p: Problem, i: Inputs) -> torch.Tensor:
 def exact(p: Problem, inputs: Inputs) -> torch.Tensor:
     """All of Y in fp64."""
     x, w = inputs["x"].double() * inputs["scale_x"].double()[:, None], inputs["w"]
-    y, ends = torch.empty(p.m, p.n, dtype=torch.float64, device=GPU), inputs["offs"].tolist()
-    for g, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    y = torch.empty(p.m, p.n, dtype=torch.float64, device=GPU)
+    for g, (first, end) in enumerate(groups_of(inputs["offs"])):
         y[first:end] = x[first:end] @ (w[g].double() * inputs["scale_w"][g].double())
     return y
 
@@ -134,9 +123,7 @@ def test_a_published_kernel_serves_both_operators_eager_and_in_a_graph(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call(p, inputs)
-    dealt_anew = torch.randint(0, p.m + 1, (p.batch,), device=GPU, dtype=torch.int32).sort().values
-    dealt_anew[-1] = p.m
-    inputs["offs"].copy_(dealt_anew)
+    deal_anew(inputs["offs"], p.m)
     graph.replay()
 
     counted = [s for s in program.hook.native.drain() if s.problem.family == "grouped"]

@@ -6,13 +6,11 @@ Run it in a process of its own: `pytest tests/gpu/test_gpu_weight_only.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from gpu_needs import SM_90_OR_LATER
-from gpu_program import Program, fresh, hooked  # noqa: F401  fresh: an autouse fixture
+from gpu_program import Program, fresh  # noqa: F401  fresh: an autouse fixture
 
 from gemmtuned.configs.errors import CandidateFailed
 from gemmtuned.configs.problem import Problem
@@ -45,11 +43,6 @@ def of_each_kind(sizes: tuple[tuple[int, int, int], ...]) -> list[Problem]:
 
 
 PROBLEMS, OF_TILES = of_each_kind(FEW), of_each_kind(MANY)
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Iterator[Program]:
-    yield from hooked(tmp_path_factory.mktemp("home"), native_cache)
 
 
 def backend_of(p: Problem) -> str:

@@ -61,6 +61,26 @@ class Program:
         return found
 
 
+def ours(problem: Problem) -> list[Candidate]:
+    """What our Triton kernels offer for the problem; something."""
+    found = list(BACKENDS["triton"].candidates(problem))
+    assert found, "it is not offered"
+    return found
+
+
+def groups_of(offs: torch.Tensor) -> list[tuple[int, int]]:
+    """The first row of each group of a grouped product and the one behind its last. offs: [groups], the latter."""
+    ends = offs.tolist()
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def deal_anew(offs: torch.Tensor, rows: int) -> None:
+    """Give the rows to the groups by chance, in place; some get none."""
+    dealt = torch.randint(0, rows + 1, offs.shape, device=offs.device, dtype=torch.int32).sort().values
+    dealt[-1] = rows
+    offs.copy_(dealt)
+
+
 def hooked(home: Path, cache: Path) -> Iterator[Program]:
     before = dict(os.environ)
     os.environ |= {
