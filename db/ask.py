@@ -100,12 +100,22 @@ def on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
         return _on(path, look, nothing)
 
 
+def error_of(err: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreError:
+    """The error to raise for a question that failed; a newer version's tables and views may not be those it asks."""
+    if faults.is_gone(err):
+        with suppress(StoreError):  # who cannot ask says what SQLite said
+            version = version_of(path)
+            if version > migrations.SCHEMA:
+                return StoreError(migrations.unlike(path, version, str(err)))
+    return faults.store_error(err, path)
+
+
 def _on(path: Path, look: Callable[[sqlite3.Connection], T], nothing: T) -> T:
     try:
         with _connection(path) as conn:
             return nothing if migrations.is_empty(conn, path) else look(conn)
     except (sqlite3.Error, UnicodeDecodeError) as err:
-        raise faults.store_error(err, path) from err
+        raise error_of(err, path) from err
     except OverflowError as err:
         raise StoreError(f"{path}: asked for a number that SQLite cannot hold ({err})") from err
 

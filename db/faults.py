@@ -134,7 +134,7 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
 
 
 def _plain_error(err: Exception, path: Path) -> StoreError:
-    if str(err).startswith(_GONE):
+    if is_gone(err):
         return StoreError(
             f"{path}: its tables or views are not as gemmtuned made them ({err}). Start gemmtuned daemon, or restart "
             "the one that runs: it builds the database anew from what can be read"
@@ -150,6 +150,11 @@ def _of_lock(err: OSError, path: Path) -> str:
     if not isinstance(err, PermissionError) or not (named.endswith(".lock") or named.endswith("/locks")):
         return ""
     return "" if refusals.meaning(err, path) else f"its lock {named} cannot be opened ({err.strerror}){way_out(err)}"
+
+
+def is_gone(err: Exception) -> bool:
+    """Whether it says that a table, view or column which was asked for is not there."""
+    return str(err).startswith(_GONE)
 
 
 def is_damage(err: StoreError) -> bool:

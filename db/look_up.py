@@ -13,9 +13,8 @@ from gemmtuned.configs.padding import COVERS, padded_m
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate, Device, Environment
 from gemmtuned.configs.tunable import why_not
-from gemmtuned.db import faults
 from gemmtuned.db.abilities import reason
-from gemmtuned.db.ask import open_to_read
+from gemmtuned.db.ask import error_of, open_to_read
 from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.row_ids import current_stamps, rows, us
 
@@ -64,7 +63,7 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
             found.append(_row(one.key, one.device.key, "queue", problem.m, why=_queue(problem, here, hit=hit)))
         return found
     except (sqlite3.Error, UnicodeDecodeError) as err:
-        raise faults.store_error(err, path) from err
+        raise error_of(err, path) from err
     finally:
         conn.close()
 

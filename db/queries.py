@@ -22,9 +22,8 @@ from gemmtuned.configs.problem import Problem, known_problems
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.solution import LIVE_STATES, Device, Solution
 from gemmtuned.configs.tunable import why_not
-from gemmtuned.db import faults
 from gemmtuned.db.abilities import reason
-from gemmtuned.db.ask import DAY_S, PROBLEM, ask, on, open_to_read
+from gemmtuned.db.ask import DAY_S, PROBLEM, ask, error_of, on, open_to_read
 from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.look_up import explain
 from gemmtuned.db.recheck import ASKED
@@ -297,8 +296,11 @@ def frame(path: Path, view: str) -> pd.DataFrame:
     conn = open_to_read(path)
     try:
         return pd.read_sql_query(f"SELECT * FROM {view}", conn)  # noqa: S608
-    except (sqlite3.Error, UnicodeDecodeError) as err:
-        raise faults.store_error(err, path) from err
+    except (sqlite3.Error, UnicodeDecodeError, pd.errors.DatabaseError) as err:
+        cause = err.__cause__ if isinstance(err, pd.errors.DatabaseError) else err
+        if not isinstance(cause, sqlite3.Error | UnicodeDecodeError):
+            raise
+        raise error_of(cause, path) from err
     finally:
         conn.close()
 

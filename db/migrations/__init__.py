@@ -101,6 +101,14 @@ def too_new(path: Path, version: int) -> str:
     )
 
 
+def unlike(path: Path, version: int, what: str) -> str:
+    """That a newer version has written it in another way than what was asked for, and what to do."""
+    return (
+        f"{path}: schema {version}, this gemmtuned knows {SCHEMA}, and what it asks for is not there ({what}). Upgrade "
+        "gemmtuned here, or set GEMMTUNED_DB to another file"
+    )
+
+
 def too_old(version: int) -> str:
     """That a program does not write to it, and what brings it up to date."""
     return (

@@ -95,6 +95,31 @@ def test_a_newer_schema_is_read_but_not_written(tmp_path: Path, store: Store) ->
     assert calls(store) == 5
 
 
+ASKED: dict[str, Callable[[Path], object]] = {
+    "solutions": queries.solutions,
+    "look_up": lambda path: queries.explain(path, problem()),
+    "frame": lambda path: queries.frame(path, "solutions"),
+}
+
+
+@pytest.mark.parametrize("newer", [True, False], ids=["newer", "ours"])
+@pytest.mark.parametrize("what", list(ASKED))
+def test_a_view_that_is_gone_is_no_damage_in_a_newer_schema(store: Store, what: str, newer: bool) -> None:
+    """Its own daemon would have to be upgraded, and not this one be started."""
+    add(store, 5)
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as conn:
+        conn.execute("DROP VIEW solutions")
+        conn.execute("DROP VIEW unit")
+        conn.execute(f"PRAGMA user_version = {migrations.SCHEMA + newer}")
+
+    with pytest.raises(StoreError) as err:
+        ASKED[what](store.path)
+    said = str(err.value)
+    assert ("Upgrade gemmtuned here" in said) == newer and ("builds the database anew" in said) == (not newer), said
+    assert str(store.path) in said and "no such table" in said
+
+
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "tune.db")) as conn:
         conn.execute("CREATE TABLE photos (name)")
