@@ -118,7 +118,7 @@ def test_a_child_that_cannot_be_killed_is_the_only_one(tmp_path: Path, monkeypat
         assert f"process {stuck.kills[0].pid}, which asked the driver, cannot be killed" in one.error
         assert one.facts() == {}
         until = time.monotonic() + 30
-        while not log.exists() and time.monotonic() < until:
+        while not (log.exists() and log.read_text()) and time.monotonic() < until:  # opened, and written to
             time.sleep(0.01)
         stuck.let_go()
         clock.now_s += 6

@@ -236,18 +236,23 @@ def test_the_defaults_error_is_known_without_rivals_and_for_any_dtype():
 
 def test_the_switches_import_no_compiler(home: Home):
     """torch.use_deterministic_algorithms imports torch's: two seconds of every worker and every `gemmtuned tune`."""
-    code = """
+    imports = """
         import sys, torch
         from gemmtuned.configs.problem import Problem
         from gemmtuned.kernels.torch_flags import as_called, deterministic
         usual, repeated = (Problem(m=4, n=8, k=16, threads=2, deterministic=on) for on in (False, True))
+        """
+    none = """
         with as_called(usual), deterministic(False, poison=True):
             assert torch.are_deterministic_algorithms_enabled() and torch.empty(4).isnan().all()
         assert not torch.are_deterministic_algorithms_enabled()
         assert not [name for name in sys.modules if name.startswith(("torch._inductor", "torch._dynamo"))]
+        """
+    told = """
         with as_called(repeated):  # what a backend compiles there is to know of it
             assert torch.are_deterministic_algorithms_enabled() and torch._inductor.config.deterministic
         assert not torch.are_deterministic_algorithms_enabled() and not torch._inductor.config.deterministic
         """
-    done = home.run(code, AITER_TUNE_GEMM="0")
-    assert done.code == 0, done.err
+    for program, code in ((home, none), (home.compiling(), told)):
+        done = program.run(imports + code, AITER_TUNE_GEMM="0")
+        assert done.code == 0, done.err

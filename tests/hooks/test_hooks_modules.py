@@ -33,14 +33,14 @@ BEFORE = {  # the file of the others' code can be read; but for the last, what a
 }  # fmt: skip
 MOST_OF_A_TABLE = 16  # further files for one row, those of records among them
 PROGRAM = """
-    import atexit, json, sys
+    import json, sys, weakref
     def told():
         ours = {name: module for name, module in sys.modules.items() if name.startswith("gemmtuned")}
         kinds = {kind for module in ours.values() for kind in vars(module).values() if isinstance(kind, type)}
         frozen = sorted(kind.__qualname__ for kind in kinds if kind.__module__ in ours
                         and getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
         print(json.dumps({"modules": sorted(ours), "frozen": frozen}))
-    atexit.register(told)
+    weakref.finalize(sys, told)  # after all exit functions that are registered from here on, and the hook's
     import torch, gemmtuned
     if len(sys.argv) > 1:
         assert gemmtuned.ready(30) and gemmtuned.status()["rows"] == 1
@@ -50,7 +50,7 @@ PROGRAM = """
 
 def test_a_program_that_counts_imports_no_backend_and_no_launch_record(home: Home) -> None:
     """At its very end: the last flush has imported what it needs.  Frozen dataclasses are value_classes (see there)."""
-    told = home.run(PROGRAM, fresh=True).said
+    told = home.bare().run(PROGRAM).said
     modules = {*told["modules"]}
 
     assert home.calls() == 1

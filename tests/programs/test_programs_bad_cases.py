@@ -112,7 +112,7 @@ FROZEN = """
             except Exception as err:
                 errors.append(type(err).__name__)
         good(x)
-    wait_for(lambda: gemmtuned.status()["note"])
+    wait_for(lambda: "3 frozen" in gemmtuned.status()["note"])  # our thread may have looked before the last was deleted
     hook.flusher.beat_soon()
     hook.flusher.flush()
     said = doctor(Home(hook.settings.home, hook.settings.cache))

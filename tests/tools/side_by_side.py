@@ -6,8 +6,8 @@ report.  Before them one fork alone runs the tests with the marker `alone`, whic
 those with the marker `timed`, which have short limits of time and mostly wait.
 
 Each fork takes a file at a time, so that what a file's tests share is made once: first the files in which a test is
-marked `slow`, then those with most tests.  When no file is left, a fork takes half of what another has still to do.  A
-fork that dies fails the test that it was at, and another one goes on.
+marked `slow`, then those with fewest tests, as many short ones are to be left at the end: when no file is left, a fork
+takes half of what another has still to do.  A fork that dies fails the test that it was at, and another one goes on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def portions(items: list[pytest.Item], indices: Iterable[int]) -> deque[list[int
     """The indices of tests, file by file, in the order in which the files are begun."""
     files = [list(group) for _, group in groupby(indices, key=lambda i: items[i].path)]
     dear = [any(items[i].get_closest_marker("slow") for i in file) for file in files]
-    ordered = sorted(range(len(files)), key=lambda n: (not dear[n], -len(files[n])))
+    ordered = sorted(range(len(files)), key=lambda n: (not dear[n], len(files[n])))
     return deque(files[n] for n in ordered)
 
 
