@@ -166,6 +166,7 @@ def test_one_at_a_time_in_the_order_in_which_they_came() -> None:
     assert done == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.timed
 def test_who_waits_for_moments_looks_into_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a look takes longer the more threads there are, and in Python 3.11 it locks their list."""
     lock, looks = FrameLock(), []

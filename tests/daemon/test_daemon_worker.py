@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -263,6 +264,9 @@ def test_a_worker_gives_way_to_all_others(start: Start) -> None:
     assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text().strip() == "1000"
     autogroup = Path(f"/proc/{worker.pid}/autogroup")  # only where the kernel shares the CPU by session
     assert not autogroup.exists() or autogroup.read_text().split()[-1] == "19"
+    with suppress(psutil.AccessDenied, OSError):  # on a loaded machine it would not end in time
+        process.nice(0)
+        autogroup.write_text("0")
 
 
 def test_a_worker_does_not_count_its_own_calls(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
