@@ -87,7 +87,7 @@ def _entry_point() -> Check:
 
 
 def _native(settings: Settings, not_built: str) -> Check:
-    from gemmtuned.hooks.native.build import compiler, failure, find_built
+    from gemmtuned.hooks.native.build import Closed, compiler, failure, find_built
 
     if not_built:
         return Check("native hook", FAIL, f"nothing is counted: {not_built}", "" if compiler() else _INSTALL)
@@ -96,7 +96,8 @@ def _native(settings: Settings, not_built: str) -> Check:
     try:
         built = find_built(settings.cache)
     except GemmtunedError as err:
-        return Check("native hook", FAIL, str(err), f"rm -r {settings.cache}")
+        fix = "set GEMMTUNED_CACHE to a folder of your own" if isinstance(err, Closed) else f"rm -r {settings.cache}"
+        return Check("native hook", FAIL, f"nothing is counted: {err}", fix)
     if built is not None:
         return Check("native hook", PASS, str(built))
     with_what = compiler()

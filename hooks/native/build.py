@@ -58,6 +58,10 @@ class BuildFailed(GemmtunedError):
     """The native hook could not be built; nothing is counted or routed without it."""
 
 
+class Closed(BuildFailed):
+    """The folder of the library cannot be looked into."""
+
+
 def compiler() -> str | None:
     """Path of a C++ compiler, or None."""
     return next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -103,11 +107,14 @@ def find_built(cache: Path) -> Path | None:
     Raises BuildFailed with the way out when it is refused.
     """
     path = library_path(cache)
-    if path is None or not path.is_file():
-        return None
-    failpoints.point("library.open")
-    for what in (path, path.parent):
-        facts = what.stat()
+    try:
+        if path is None or not path.is_file():
+            return None
+        failpoints.point("library.open")
+        both = [(what, what.stat()) for what in (path, path.parent)]
+    except PermissionError as err:
+        raise Closed(f"{cache / 'native'} is closed to uid {os.geteuid()}. Open it, or set GEMMTUNED_CACHE") from err
+    for what, facts in both:
         if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise BuildFailed(f"{what} can be written by others or is not yours: refused. Delete it, it is built anew")
     return path if is_whole(path) else None

@@ -14,9 +14,11 @@ from command_line import Cli
 from other_users import as_user
 
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.settings import Settings
 from gemmtuned.daemon.publishing.publish import publishing
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.native.build import build
+from gemmtuned.reports import checks_hook
 
 KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
     "file": (Path.touch, "{} is a file"),
@@ -71,6 +73,19 @@ def test_what_builds_the_hook_names_what_lies_in_place_of_its_cache(tmp_path: Pa
     with pytest.raises(GemmtunedError) as err:
         build(tmp_path / "cache")
     assert f"({said}). Set GEMMTUNED_CACHE" in str(err.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_cache_that_is_closed_to_us_is_named() -> None:
+    with tempfile.TemporaryDirectory(prefix="gemmtuned-cache-", dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "native").mkdir(mode=0o700)
+        settings = Settings.from_env({"GEMMTUNED_HOME": folder, "GEMMTUNED_CACHE": folder})
+
+        said = as_user(54400, 54400, lambda: [check for check in checks_hook.checks(settings, quick=True) if check.fix])
+
+    assert f"{folder}/native is closed to uid 54400" in said and "set GEMMTUNED_CACHE to a folder" in said, said
+    assert "rm -r" not in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
