@@ -17,6 +17,8 @@ def main() -> None:
         cli.main()
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        exec("")  # noqa: S102  Python remembers an interrupt in an exec, and would end `python -m` by the signal
 
 
 def _interrupted(signum: int, frame: object) -> None:

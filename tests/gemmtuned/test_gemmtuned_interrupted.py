@@ -47,19 +47,21 @@ def test_a_command_that_a_signal_ends_says_which_and_ends_what_it_has_started(
 
 @pytest.mark.parametrize("at", ["gemmtuned.cli", "typer", "gemmtuned.configs.errors", "gemmtuned.commands.status"])
 def test_an_interrupt_while_a_command_is_imported_ends_it_with_130_and_no_word(tmp_path: Path, at: str) -> None:
-    """Who has mistyped presses Ctrl-C within the first tenths of a second."""
-    code = f"""
-import os, runpy, signal, sys
+    """Who has mistyped presses Ctrl-C within the first tenths of a second. In an exec, as dataclasses have it, too."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import os, signal, sys
 class Interrupts:
     def find_spec(self, name, path=None, target=None):
         if name == {at!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            exec("os.kill(os.getpid(), signal.SIGINT)")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
-sys.argv = ["gemmtuned", "status"]
-runpy.run_module("gemmtuned", run_name="__main__", alter_sys=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(tmp_path))
+    )
+    command = [sys.executable, "-m", "gemmtuned", "status"]
+    env = environment(tmp_path, PYTHONPATH=str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
