@@ -173,7 +173,8 @@ def _connection(path: Path) -> Iterator[sqlite3.Connection]:
         yield conn
         done = True
     finally:
-        if done and file is not None and type(conn) is sqlite3.Connection:  # a copy, and one that lies, may be stale
+        is_newest = type(conn) is sqlite3.Connection  # a copy, and one that lies, may be stale
+        if done and file is not None and is_newest and _kept.free is None:  # else a question within this one gave its
             _kept.free = file, conn
         else:
             conn.close()

@@ -38,6 +38,27 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
+def test_what_was_asked_within_a_question_is_closed_and_not_left_to_be_collected(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ask.connect_read_only
+    found: list[sqlite3.Connection] = []
+
+    def connect(path: Path) -> sqlite3.Connection:
+        found.append(plain(path))
+        return found[-1]
+
+    monkeypatch.setattr(ask, "connect_read_only", connect)
+    with ask.kept_open(store.path):
+        ask.on(store.path, lambda conn: problems(store.path), 7)
+        assert problems(store.path) == 0
+
+    assert len(found) == 2
+    for conn in found:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            conn.execute("SELECT 1")
+
+
 def problems(path: Path) -> int:
     return int(ask.ask(path, "SELECT count(*) AS n FROM problem")[0]["n"])
 
