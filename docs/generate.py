@@ -240,7 +240,7 @@ def _messages() -> str:
         _table(("error", "exit code", "meaning"), classes),
         "## What `gemmtuned doctor` checks",
         "Each check says PASS, WARN or FAIL. These lines ask for something; `...` stands for what was found.",
-        _table(("check", "result", "says", "to mend it"), sorted(_checks())),
+        _table(("check", "result", "says", "to mend it"), sorted({*_checks()})),
     ])  # fmt: skip
 
 
