@@ -14,7 +14,7 @@ from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, LIVE_STATES, Candidate, Device, Environment
 from gemmtuned.configs.tunable import why_not
 from gemmtuned.db.abilities import reason
-from gemmtuned.db.ask import error_of, open_to_read
+from gemmtuned.db.ask import on
 from gemmtuned.db.leases import STALE_US
 from gemmtuned.db.row_ids import current_stamps, rows, us
 
@@ -50,8 +50,8 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
     us, baseline_us, generation, beside, chosen (the one that runs), why.  A last row, covers `queue`, says what is
     being done about it.
     """
-    conn = open_to_read(path)
-    try:
+
+    def look(conn: sqlite3.Connection) -> list[dict[str, Any]]:
         seen = rows(conn, _WHERE, (problem.rest, problem.m))
         environments = [environment] if environment is not None else [_environment(conn, s) for s in seen]
         found: list[dict[str, Any]] = []
@@ -62,10 +62,8 @@ def explain(path: Path, problem: Problem, *, environment: Environment | None = N
             hit = any(step["chosen"] for step in steps)
             found.append(_row(one.key, one.device.key, "queue", problem.m, why=_queue(problem, here, hit=hit)))
         return found
-    except (sqlite3.Error, UnicodeDecodeError) as err:
-        raise error_of(err, path) from err
-    finally:
-        conn.close()
+
+    return on(path, look, [])
 
 
 def _environment(conn: sqlite3.Connection, row: dict[str, Any]) -> Environment:

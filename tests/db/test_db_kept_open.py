@@ -15,6 +15,7 @@ from store_cases import NEW, new_store, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import ask
+from gemmtuned.db.look_up import explain
 from gemmtuned.db.store import Store
 
 
@@ -70,6 +71,13 @@ def test_each_question_sees_what_was_committed_before_it(store: Store, connectio
             store.sightings.add("run", NEW, [saw(problem(count + 1))], now_s=time.time())
     assert len(connections) == 1
     assert problems(store.path) == 3 and len(connections) == 2, "after it each question has a connection of its own"
+
+
+def test_what_is_explained_problem_by_problem_takes_one_connection(store: Store, connections: list[Path]) -> None:
+    store.sightings.add("run", NEW, [saw(problem(m)) for m in (1, 2)], now_s=time.time())
+    with ask.kept_open(store.path):
+        assert all(explain(store.path, problem(m)) for m in (1, 2))
+    assert len(connections) == 1
 
 
 def test_what_is_asked_within_a_question_and_in_other_threads_has_another(
