@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from worker_messages import said
 
 from gemmtuned.configs.errors import WorkerDied, WorkerKilled
 from gemmtuned.configs.problem import Problem
@@ -39,16 +40,6 @@ def start() -> Iterator[Start]:
     yield make
     for worker in started:
         assert worker.stop()
-
-
-def said(worker: Worker, until: Callable[[list[Message]], bool], seconds: float = 20.0) -> list[Message]:
-    heard: list[Message] = []
-    end = time.monotonic() + seconds
-    while not until(heard):
-        heard += worker.poll()
-        assert time.monotonic() < end, f"heard only {heard}"
-        time.sleep(0.002)
-    return heard
 
 
 def is_at_bad(heard: list[Message]) -> bool:

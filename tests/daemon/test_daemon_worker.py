@@ -15,6 +15,7 @@ from typing import IO, Any
 import fakes
 import psutil
 import pytest
+from worker_messages import said
 
 from gemmtuned.configs.errors import WorkerDied, WorkerFailed, WorkerHung, WorkerKilled
 from gemmtuned.configs.problem import Problem
@@ -54,16 +55,6 @@ def start() -> Iterator[Start]:
 def order(n: int, skip: tuple[Candidate, ...] = ()) -> Order:
     problem = Problem(m=8, n=n, k=64)
     return Order((problem,), "exact", problem, "eager", skip)
-
-
-def said(worker: Worker, until: Callable[[list[Message]], bool], seconds: float = 20.0) -> list[Message]:
-    heard: list[Message] = []
-    end = time.monotonic() + seconds
-    while not until(heard):
-        heard += worker.poll()
-        assert time.monotonic() < end, f"heard only {heard}"
-        time.sleep(0.002)
-    return heard
 
 
 def ready(worker: Worker) -> Worker:

@@ -1,4 +1,4 @@
-"""Our store, the file that others write, and a disk of 2 MiB, for every test of this folder."""
+"""A store, ours beside the file that others write, and a disk of 2 MiB, for every test of this folder."""
 
 import subprocess
 import tempfile
@@ -7,6 +7,16 @@ from pathlib import Path
 
 import pytest
 from other_users import Two
+from store_cases import new_store
+
+from gemmtuned.db.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = new_store(tmp_path)
+    yield one
+    one.close()
 
 
 @pytest.fixture

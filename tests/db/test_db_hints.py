@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import NEW, found, lease, new_store, problem, saw
+from store_cases import NEW, found, lease, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.hint import Hint
@@ -22,13 +20,6 @@ from gemmtuned.db.store import Store
 
 T = 1_800_000_000.0
 TILE = Candidate.of("triton", kernel="tiles", rows=64)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
 
 
 def hint(p: Problem | None, candidate: Candidate | None = TILE, line: int = 2, **columns: Any) -> Hint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, combinations, product
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import found, lease, new_store, problem, saw
+from store_cases import found, lease, problem, saw
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import FAMILIES, Problem, known_problems
@@ -34,13 +33,6 @@ HERE = Environment(
     },
 )
 ONE, TWO, THREE = (Problem(m=m, n=256, k=512) for m in (1, 8, 64))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
 
 
 def by(p: Problem, environment: Environment, kernel: str) -> Solution:

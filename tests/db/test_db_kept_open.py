@@ -6,7 +6,6 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from gemmtuned.configs.errors import StoreError
 from gemmtuned.db import ask
 from gemmtuned.db.look_up import explain
 from gemmtuned.db.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
 
 
 @pytest.fixture

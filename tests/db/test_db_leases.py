@@ -20,13 +20,6 @@ T = 1_800_000_000.0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Iterator[Store]:
     """Another process's."""
     one = new_store(tmp_path)

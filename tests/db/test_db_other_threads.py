@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_cases import DAY, NEW, found, new_store, problem, saw
+from store_cases import DAY, NEW, found, problem, saw
 from typer.testing import CliRunner
 
 from gemmtuned.cli import build
@@ -15,13 +14,6 @@ from gemmtuned.configs.padding import fine_m
 from gemmtuned.db.other_threads import other_threads, tuned_with
 from gemmtuned.db.store import Store
 from gemmtuned.reports.threads import threads_notes
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
 
 
 def asked(store: Store) -> list[tuple[int, int, int]]:

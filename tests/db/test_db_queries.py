@@ -5,13 +5,12 @@ import socket
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import DAY, HOUR, NEW, OLD, found, lease, new_store, problem, saw
+from store_cases import DAY, HOUR, NEW, OLD, found, lease, problem, saw
 
 from gemmtuned.configs import processes
 from gemmtuned.configs.errors import SettingError, StoreError
@@ -57,13 +56,6 @@ PROMISED = {
         *COLUMNS, "kind", "backend", "config", "arch", "units", "us", "format", "source", "line", "row", "imported",
     ],
 }  # fmt: skip
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
 
 
 def only(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,24 +1,14 @@
 """Whose hits the views count: the solution's that was in use when they came."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
-from store_cases import DAY, HOUR, NEW, OLD, found, new_store, problem, saw
+from store_cases import DAY, HOUR, NEW, OLD, found, problem, saw
 
 from gemmtuned.configs.padding import padded_m
 from gemmtuned.configs.solution import Environment
 from gemmtuned.db import queries
 from gemmtuned.db.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
-
 
 HOUR_0 = 1_800_000_000.0 // HOUR * HOUR  # an hour begins
 

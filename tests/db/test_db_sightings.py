@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from store_cases import DAY, HOUR, NEW, OLD, found, lease, new_store, open_store, problem, saw
+from store_cases import DAY, HOUR, NEW, OLD, found, lease, open_store, problem, saw
 
 from gemmtuned._testing import faults
 from gemmtuned.configs.errors import StoreError
@@ -21,13 +21,6 @@ from gemmtuned.db.ask import ask
 from gemmtuned.db.store import Store
 
 T = 1_800_000_000.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
 
 
 def test_counts_of_a_problem_add_up_over_flushes_runs_and_outcomes(store: Store) -> None:

@@ -1,12 +1,10 @@
 """Verdicts: what is live, what replaces what, and what programs and people take back."""
 
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import CPU, NEW, OLD, found, lease, new_store, problem, saw
+from store_cases import CPU, NEW, OLD, found, lease, problem, saw
 
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
@@ -14,13 +12,6 @@ from gemmtuned.db import queries, solutions
 from gemmtuned.db.store import Store
 
 T = 1_800_000_000.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = new_store(tmp_path)
-    yield one
-    one.close()
 
 
 def live(store: Store) -> set[tuple[str, str, int]]:
