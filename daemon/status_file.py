@@ -1,7 +1,7 @@
 """`daemon.json` in the home: what the daemon does and why not something else, for `gemmtuned status`.
 
 A picture for people, replaced whole about every second; nothing depends on it.  It may outlive its daemon, so a
-reader asks `read_notice`, which checks that the process still runs.
+reader asks `read_notice`, which checks that the process still runs, and that it does so for this home.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class SeatNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """owner: `host:pid:start`. elsewhere: environments with waiting problems that no worker here can reproduce."""
+    """owner: `host:pid:start`. elsewhere: environments with waiting problems that no worker here can reproduce.
+
+    folder: the home as the file system knows it, which tells a copy of a home from the one that its daemon serves.
+    """
 
     owner: str
     pid: int
@@ -55,11 +58,20 @@ class Notice:
     environment: str = ""
     seats: list[SeatNotice] = field(default_factory=list)
     elsewhere: list[dict[str, Any]] = field(default_factory=list)
+    folder: str = ""  # device and inode; "" of an earlier version
 
 
 def write_notice(home: Path, notice: Notice) -> bool:
     """Replace the file; False when the disk refuses, which is no reason to stop."""
-    return replace_file(home / FILE, json.dumps(asdict(notice), indent=1) + "\n")
+    return replace_file(home / FILE, json.dumps({**asdict(notice), "folder": _folder(home)}, indent=1) + "\n")
+
+
+def _folder(home: Path) -> str:
+    try:
+        facts = home.stat()
+    except OSError:  # the file cannot be written or read there, either
+        return ""
+    return f"{facts.st_dev}:{facts.st_ino}"
 
 
 def replace_file(path: Path, text: str) -> bool:
@@ -84,8 +96,11 @@ def read_notice(home: Path) -> dict[str, Any] | None:
     try:
         notice = checked(json.loads(read_small(home / FILE, MOST_BYTES)))
         # of one whose process cannot be looked at only its word counts, for as long as its leases
-        heard = is_of_here(notice["owner"]) or time.time() - notice["updated_s"] < STALE_NOTICE_S
+        is_here = is_of_here(notice["owner"])
+        heard = is_here or time.time() - notice["updated_s"] < STALE_NOTICE_S
         running = notice["state"] != "stopped" and not is_dead(notice["owner"]) and heard
+        if is_here and notice["folder"] not in ("", _folder(home)):  # the home was copied; its daemon serves the other
+            running = False
     except (OSError, ValueError, KeyError, TypeError, RecursionError, psutil.Error):
         return None
     return {**notice, "running": running}

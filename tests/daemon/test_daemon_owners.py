@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -59,6 +60,20 @@ def test_a_daemon_whose_process_cannot_be_looked_at_runs_for_as_long_as_it_speak
         write_notice(tmp_path, said)
         told = read_notice(tmp_path)
         assert told is not None and told["running"] is runs, (owner, silent_s)
+
+
+def test_the_daemon_of_a_home_runs_for_no_copy_of_it(tmp_path: Path) -> None:
+    home, moved, copied = (tmp_path / name for name in ("home", "moved", "copied"))
+    home.mkdir()
+    said = Notice(
+        owner=owner_name(), pid=os.getpid(), started_s=0.0, updated_s=time.time(), state="tuning", reason="",
+        generation=0, solved=0,
+    )  # fmt: skip
+    write_notice(home, said)
+    shutil.copytree(home, copied)
+    home.rename(moved)
+    runs = [told["running"] for told in map(read_notice, (moved, copied)) if told is not None]
+    assert runs == [True, False]
 
 
 def test_an_owner_is_dead_only_when_its_process_is_gone_or_the_machine_started_anew() -> None:
