@@ -76,14 +76,40 @@ def in_the_way(folder: Path) -> str:
 
 
 def make_folders(folder: Path) -> None:
-    """Make the folder and those above it. Raises OSError; NotADirectoryError says what is in the way, and no name."""
+    """Make the folder and those above it. Raises OSError; NotADirectoryError says what is in the way, and no name.
+
+    What it makes is open to its owner, whatever the umask: that may be a program's which is about to write a secret.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
     except (FileExistsError, NotADirectoryError) as err:
         what = in_the_way(folder)
         if not what:
             raise
         raise NotADirectoryError(errno.ENOTDIR, what) from err
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir()
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make(folder.parent)
+        _make(folder)
+    except OSError:  # another process was faster, or it was there
+        if not folder.is_dir():
+            raise
+    else:
+        open_to_owner(folder)
+
+
+def open_to_owner(path: Path) -> None:
+    """Give a file or folder that was just made what the umask has kept from its owner. Raises OSError."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    owners = 0o700 if path.is_dir() else 0o600
+    if mode & owners != owners:
+        path.chmod(mode | owners)
 
 
 def _limits(of: int) -> tuple[int, int]:

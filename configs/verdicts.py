@@ -16,6 +16,7 @@ from typing import Final
 
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import GemmtunedError
+from gemmtuned.configs.open_files import make_folders, open_to_owner
 from gemmtuned.configs.read_file import read_small
 from gemmtuned.configs.solution import Solution
 from gemmtuned.configs.temporary import temporary_path
@@ -54,14 +55,14 @@ class Verdicts:
     def ask(self, solutions: Iterable[Solution]) -> None:
         """Leave those to be tried that nobody has left yet."""
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folders(self._folder)
             for solution in list(solutions)[:MAX_QUESTIONS]:
                 if not self._path(solution).exists():
                     self._write(solution, None)
 
     def answer(self, solution: Solution, reason: str) -> None:
         """Say what the trial gave. Raises OSError where it cannot be kept."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self._folder)
         self._write(solution, reason)
 
     def open(self) -> list[Solution]:
@@ -81,6 +82,7 @@ class Verdicts:
         new = temporary_path(path)
         try:
             new.write_text(json.dumps({"row": solution.to_row(), "reason": reason}), encoding="utf-8")
+            open_to_owner(new)
             new.replace(path)
         except OSError:
             new.unlink(missing_ok=True)

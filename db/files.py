@@ -8,6 +8,7 @@ from typing import Final
 
 from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs.errors import StoreError
+from gemmtuned.configs.open_files import make_folders
 from gemmtuned.configs.unpatched import builtins, os
 from gemmtuned.db import faults
 from gemmtuned.db.lockfile import file_mode
@@ -146,7 +147,7 @@ def salvage_is_finished(path: Path) -> bool:
 def make(path: Path) -> None:
     """An empty file that SQLite makes a database of; nothing where there is one."""
     failpoints.point("store.make")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:

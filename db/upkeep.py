@@ -15,6 +15,7 @@ from typing import Final
 from gemmtuned.configs import clock
 from gemmtuned.configs.errors import StoreError
 from gemmtuned.configs.more_threads import begin
+from gemmtuned.configs.open_files import make_folders
 from gemmtuned.configs.temporary import create, temporary_path
 from gemmtuned.configs.unpatched import sleep
 from gemmtuned.db import faults, migrations
@@ -254,7 +255,7 @@ def backup(path: Path, to: Path, *, timeout_s: float) -> Path:
         to = to / f"{path.stem}-{datetime.fromtimestamp(clock.now_s(), timezone.utc):%Y%m%dT%H%M%SZ}{path.suffix}"
     temporary = temporary_path(to)
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(to.parent)
         os.close(create(temporary, path))  # SQLite fills an empty file
         conn = connect_read_only(path, timeout_s)
         try:

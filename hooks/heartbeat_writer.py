@@ -52,7 +52,9 @@ class Beats:
         try:
             namespace = namespace_of("self")
             folder, page = folder_of(uid), page_of(os.getpid(), uid, namespace)
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                folder.chmod(0o700)  # the umask may have closed it to us
             facts = folder.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != uid or facts.st_mode & 0o022:
                 return False

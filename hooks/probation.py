@@ -34,6 +34,7 @@ from gemmtuned._testing import faults as failpoints
 from gemmtuned.configs import clock
 from gemmtuned.configs.frame_lock import FrameLock
 from gemmtuned.configs.human_units import moment
+from gemmtuned.configs.open_files import make_folders, open_to_owner
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.processes import life_of, pid_namespace
 from gemmtuned.configs.read_file import read_regular
@@ -260,11 +261,12 @@ def _collect(folder: Path) -> None:
             continue
         with suppress(OSError):
             if mark.evidence:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folders(folder)
                 unseen = temporary_path(folder / path.name)
                 try:
                     failpoints.point("probation.write")
                     unseen.write_bytes(mark.text)
+                    open_to_owner(unseen)
                     failpoints.point("probation.rename")
                     unseen.replace(folder / path.name)
                 finally:

@@ -42,6 +42,7 @@ inline bool show_beats(const char* path) {
   if (getrlimit(RLIMIT_FSIZE, &files) != 0 || files.rlim_cur < sizeof(BeatPage)) return false;
   const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file < 0) return false;
+  fchmod(file, 0600);  // whatever the program's umask
   struct statfs system{};
   void* address = MAP_FAILED;
   if (fstatfs(file, &system) == 0 && static_cast<uint32_t>(system.f_type) == TMPFS_MAGIC &&

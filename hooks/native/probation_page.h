@@ -137,14 +137,15 @@ class Probation {
     if (!path_.fits()) return nullptr;
     int file = -1;
     for (int tries = 0; file < 0 && tries < 3; ++tries) {  // another process that ends takes empty folders away
-      mkdir(base_.c_str(), 0700);
+      if (mkdir(base_.c_str(), 0700) == 0) chmod(base_.c_str(), 0700);  // whatever the program's umask
       if (lstat(base_.c_str(), &there) == 0 &&
           (!S_ISDIR(there.st_mode) || there.st_uid != geteuid() || there.st_mode & 022))
         return nullptr;
-      mkdir(folder_.c_str(), 0700);
+      if (mkdir(folder_.c_str(), 0700) == 0) chmod(folder_.c_str(), 0700);
       file = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     }
     if (file < 0) return nullptr;
+    fchmod(file, 0600);
     struct statfs system{};
     void* address = MAP_FAILED;
     if (fstatfs(file, &system) == 0 && static_cast<uint32_t>(system.f_type) == TMPFS_MAGIC &&

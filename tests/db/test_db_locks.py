@@ -18,14 +18,15 @@ from pathlib import Path
 
 import pytest
 from other_users import as_user
-from store_cases import NEW, open_store, problem, saw
+from store_cases import NEW, found, open_store, problem, saw
 
 from gemmtuned.configs.errors import GemmtunedError, TableError, TryLater
 from gemmtuned.configs.settings import Settings
+from gemmtuned.configs.verdicts import Verdicts
 from gemmtuned.daemon.device.device_lock import DeviceLock
 from gemmtuned.daemon.publishing.publish import publish
 from gemmtuned.daemon.service import main, only_one
-from gemmtuned.db import faults
+from gemmtuned.db import faults, queries
 from gemmtuned.db.files import is_network
 from gemmtuned.db.lockfile import LockFile, holder, open_lock
 
@@ -70,6 +71,27 @@ def test_a_lock_is_for_its_owner_alone_whatever_the_umask_and_old_ones_are_mende
         os.umask(before)
     assert (mode(shared / "new.lock"), mode(shared / "old.lock")) == (0o600, 0o600)
     assert mode(ingest / "ingest.db.lock") == 0o660, "what members write they lock, too"
+
+
+def test_a_home_is_open_to_its_owner_whatever_the_umask_of_the_program_that_makes_it(tmp_path: Path) -> None:
+    tried = found(problem())
+    with tempfile.TemporaryDirectory(prefix="gemmtuned-open-") as name:
+        open_to_all = Path(name)
+        open_to_all.chmod(0o777)
+        for umask in (0o777, 0o277, 0o077):
+            home = open_to_all / oct(umask) / "made" / "too"
+
+            def makes(home: Path = home, umask: int = umask) -> object:
+                os.umask(umask)
+                for _ in range(2):
+                    open_store(home).sightings.add("serve", NEW, [saw(problem(), 3)], now_s=time.time())
+                Verdicts(home).ask([tried])
+                Verdicts(home).answer(tried, "")
+                os.umask(0o022)
+                return Verdicts(home).of(tried), queries.coverage(home / "tune.db")[0]["calls"]
+
+            assert as_user(65534, 65534, makes) == "('', 6)"
+            assert mode(home) | mode(home.parent) | mode(home / "locks") == 0o700
 
 
 def test_a_home_of_an_earlier_version_is_mended_by_who_uses_it(tmp_path: Path) -> None:
