@@ -193,8 +193,9 @@ def child_env(**changes: str | None) -> dict[str, str]:
 
 
 def unhooked_env(**changes: str | None) -> dict[str, str]:
-    """As child_env, for the daemon's own processes: without the hook's switches and the service manager's variables."""
-    return child_env(GEMMTUNED=None, AITER_TUNE_GEMM=None, GEMMTUNED_DISPATCH=None, NOTIFY_SOCKET=None, **changes)
+    """As child_env, for our own processes: without what switches the hook, speaks to systemd, or forbids TF32."""
+    off = ("GEMMTUNED", "AITER_TUNE_GEMM", "GEMMTUNED_DISPATCH", "NOTIFY_SOCKET", "NVIDIA_TF32_OVERRIDE")
+    return child_env(**dict.fromkeys(off), **changes)
 
 
 def mps_pipe(env: Mapping[str, str] | None = None) -> str:

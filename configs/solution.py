@@ -8,6 +8,7 @@ problem, a device, an environment and a mode.  "The default is best" is a soluti
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -62,8 +63,8 @@ class Candidate:
 class Device:
     """A device kind as problems are keyed by it: all devices with equal key share solutions.
 
-    key: `cpu-<model>-<hash of ISA flags>` or `cuda-<name>-<sm count>`; arch: `x86_64`, `sm_90`, `gfx942`;
-    units: physical cores, SMs or CUs (AITER's cu_num).
+    key: `cpu-<model>-<hash of ISA flags>`, then variables by which libraries use the CPU otherwise, or
+    `cuda-<name>-<sm count>`; arch: `x86_64`, `sm_90`, `gfx942`; units: physical cores, SMs or CUs (AITER's cu_num).
     """
 
     key: str
@@ -214,6 +215,26 @@ def slug(text: str, limit: int = 60) -> str:
     return "-".join(words).strip("-.")[:limit] or "x"
 
 
+# Variables by which torch's libraries take other instructions than the CPU has, or fewer bits; values without effect.
+# What is raced without them may be slower with them than torch's own product: oneDNN 2.6 times, held to SSE4.1
+_LIMITS: Final = {
+    "ATEN_CPU_CAPABILITY": (),
+    "MKL_CBWR": ("off", "branch_off"),
+    "MKL_ENABLE_INSTRUCTIONS": (),
+    "ONEDNN_MAX_CPU_ISA": ("all", "default"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("strict",),
+    "OPENBLAS_CORETYPE": (),
+}
+_OLD_NAMES: Final = {name: name.replace("ONEDNN", "DNNL") for name in _LIMITS}  # they count where the new are not set
+
+
+def _limits() -> str:
+    """Variables with effect, such as "onednn_max_cpu_isa=avx2"; "" for none."""
+    given = ((name, os.environ.get(name) or os.environ.get(_OLD_NAMES[name], "")) for name in _LIMITS)
+    said = ((name, value.strip().lower()) for name, value in given)
+    return " ".join(f"{name.lower()}={value}" for name, value in said if value and value not in _LIMITS[name])
+
+
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _CPUINFO_BYTES: Final = 16 << 20  # enough for thousands of CPUs
 
@@ -222,7 +243,7 @@ def cpu_device() -> Device:
     """This machine's CPU, from /proc/cpuinfo where there is one.
 
     Two CPUs share a key when vendor, family, model and instruction set flags agree; the number of cores is not
-    in it: threads are in the problem.
+    in it: threads are in the problem.  A CPU of which libraries are to use only some instructions is another one.
     """
     try:
         cpuinfo = read_small(_CPUINFO, _CPUINFO_BYTES)
@@ -236,8 +257,10 @@ def cpu_device() -> Device:
     name = facts.get("model name") or platform.machine()
     flags = " ".join(sorted((facts.get("flags") or facts.get("Features") or "").split()))
     ident = "|".join(facts.get(f, "") for f in ("vendor_id", "cpu family", "model")) + "|" + flags
+    limits = _limits()
+    ident += "|" + limits if limits else ""
     return Device(
-        key=f"cpu-{slug(name, 40)}-{sha256(ident.encode()).hexdigest()[:8]}",
+        key=f"cpu-{slug(name, 40)}-{sha256(ident.encode()).hexdigest()[:8]}" + ("-" + slug(limits) if limits else ""),
         kind="cpu",
         name=name,
         arch=platform.machine() or "unknown",

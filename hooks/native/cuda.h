@@ -273,6 +273,15 @@ struct Cuda {
 #endif
   }
 
+  // By this variable NVIDIA's libraries multiply in fp32 whatever a program allows, so our kernels are to do so, too.
+  static bool never_tf32() {
+    static const bool never = [] {
+      const char* const said = std::getenv("NVIDIA_TF32_OVERRIDE");
+      return said && std::string_view(said) == "0";
+    }();
+    return never;
+  }
+
   static uint8_t math_mode(at::ScalarType dtype) {
     const auto& context = at::globalContext();
     const auto full = [](auto option) {
@@ -284,6 +293,7 @@ struct Cuda {
     };
     switch (dtype) {
       case at::kFloat:
+        if (C10_UNLIKELY(never_tf32())) return IEEE;
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
         return context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32
                    ? TF32

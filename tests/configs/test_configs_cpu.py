@@ -33,6 +33,27 @@ def test_a_cpu_without_a_name_is_called_by_its_kind_and_no_process_is_asked(
     assert device.units == (1 if cpuinfo is None else 2)
 
 
+def test_a_cpu_that_libraries_are_to_use_otherwise_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(**variables: str) -> str:
+        with monkeypatch.context() as setting:
+            for name, value in variables.items():
+                setting.setenv(name, value)
+            return cpu_device().key
+
+    real = key()
+    others = [
+        key(ONEDNN_MAX_CPU_ISA="AVX2"), key(ONEDNN_MAX_CPU_ISA="SSE41"), key(MKL_CBWR="AVX2"),
+        key(MKL_CBWR="AVX2", ONEDNN_MAX_CPU_ISA="AVX2"), key(DNNL_DEFAULT_FPMATH_MODE="BF16"),
+        key(ATEN_CPU_CAPABILITY="default"), key(MKL_CBWR="\x1b[31m\n" * 99), key(MKL_CBWR="\x1b[32m\n" * 99),
+    ]  # fmt: skip
+
+    assert len({real, *others}) == 1 + len(others)
+    assert others[0].endswith("-onednn-max-cpu-isa-avx2")
+    assert all(len(other) < 120 and other.isprintable() for other in others)
+    assert key(DNNL_MAX_CPU_ISA="avx2") == key(ONEDNN_MAX_CPU_ISA="AVX2", DNNL_MAX_CPU_ISA="SSE41") == others[0]
+    assert key(ONEDNN_MAX_CPU_ISA="ALL") == key(MKL_CBWR="") == key(ONEDNN_DEFAULT_FPMATH_MODE="STRICT") == real
+
+
 def test_files_that_a_program_has_made_up_make_no_other_cpu_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     real = cpu_device()
     monkeypatch.setattr(Path, "read_text", lambda self, *given, **options: "")

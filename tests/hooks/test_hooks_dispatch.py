@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.problem import MAX_DIM, Problem
-from gemmtuned.configs.solution import Device, Environment, Solution
+from gemmtuned.configs.solution import Device, Environment, Solution, cpu_device
 from gemmtuned.hooks import native
 from gemmtuned.hooks.breaker import MAX_FAILURES, REARM_S, Breaker
 from gemmtuned.hooks.dispatch import NATIVE_CODES, Table, build_table, ident_of, solution_of
@@ -165,6 +165,25 @@ CALLS = """
         torch.nn.functional.linear(torch.ones(4, 16), torch.ones(8, 16))
         return [s.outcome for s in hook.drain()]
     """
+
+
+@pytest.mark.parametrize(("isa", "outcome", "devices"), [("AVX2", "miss", 0), ("ALL", "exact", 1)])
+def test_what_was_raced_with_all_instructions_serves_no_program_that_is_held_to_some(
+    home: Home, isa: str, outcome: str, devices: int
+) -> None:
+    publish(home.path / "configs", [published(LINEAR, "onednn")], 1)
+    home.run(
+        """
+    import torch, torch.nn.functional as F
+    F.linear(torch.randn(4, 16), torch.randn(8, 16))
+    """,
+        ONEDNN_MAX_CPU_ISA=isa,
+        fresh=True,
+    )
+
+    assert home.counts() == {(str(LINEAR), outcome): 1}
+    with sqlite3.connect(home.path / "tune.db") as conn:
+        assert conn.execute("SELECT count(*) FROM device WHERE key = ?", (cpu_device().key,)).fetchone() == (devices,)
 
 
 def test_a_failing_route_is_served_by_torch_reported_once_and_never_taken_again(home: Home) -> None:

@@ -446,3 +446,16 @@ def test_a_kernel_of_an_op_is_noted_on_probation_as_a_routes_is(run: Any) -> Non
     """
     )
     assert said == [None, None, [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]
+
+
+def test_a_program_that_forbids_tf32_to_nvidias_libraries_has_none_of_our_kernels_in_it(run: Any) -> None:
+    modes = """
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    hook.install()
+    hook.set_switches(native.CAPTURE | native.DISPATCH)
+    product()
+    print(json.dumps([s.problem.math_mode for s in hook.drain()]))
+    """
+
+    assert run(modes) == ["tf32"]
+    assert run('\n    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"', modes) == ["ieee"]
