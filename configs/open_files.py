@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 _NEEDED: Final = 8  # descriptors that SQLite and we have open at once, at most
-_RLIMIT_FSIZE, _RLIMIT_NOFILE = 1, 7  # Linux's numbers, on every architecture that torch is built for
+_RLIMIT_FSIZE, _RLIMIT_NOFILE, _RLIMIT_AS = 1, 7, 9  # Linux's numbers, on every architecture that torch is built for
 _NO_LIMIT: Final = ctypes.c_ulong(-1).value
 
 
@@ -57,6 +57,20 @@ def size_limit() -> str:
     return (
         f"this process may make no file larger than {most >> 10} KiB. Raise that: ulimit -f unlimited before it starts "
         "(LimitFSIZE= of a service)"
+    )
+
+
+def memory_limit() -> str:
+    """How much memory this process may map, worded as the end of a message; "" where nothing limits it.
+
+    SQLite maps what users of a database share, and calls it an error of the disk where that fails.
+    """
+    most = _limits(_RLIMIT_AS)[0]
+    if most == _NO_LIMIT:
+        return ""
+    return (
+        f"this process may map no more than {most >> 20} MiB of memory. Raise that: ulimit -v unlimited before it "
+        "starts (LimitAS= of a service)"
     )
 
 

@@ -8,7 +8,6 @@ problem, a device, an environment and a mode.  "The default is best" is a soluti
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from gemmtuned.configs.padding import COVERS
 from gemmtuned.configs.pattern import Pattern
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.read_file import read_small
+from gemmtuned.configs.settings import child_env
 from gemmtuned.configs.value_class import value_class
 
 MODES: Final = ("eager", "graph")
@@ -230,7 +230,8 @@ _OLD_NAMES: Final = {name: name.replace("ONEDNN", "DNNL") for name in _LIMITS}  
 
 def _limits() -> str:
     """Variables with effect, such as "onednn_max_cpu_isa=avx2"; "" for none."""
-    given = ((name, os.environ.get(name) or os.environ.get(_OLD_NAMES[name], "")) for name in _LIMITS)
+    ours = child_env()  # what a program that we start has, this one has
+    given = ((name, ours.get(name) or ours.get(_OLD_NAMES[name], "")) for name in _LIMITS)
     said = ((name, value.strip().lower()) for name, value in given)
     return " ".join(f"{name.lower()}={value}" for name, value in said if value and value not in _LIMITS[name])
 

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,40 @@ def test_an_image_that_only_is_read_is_not_called_full(home: Path) -> None:
     assert remounted.returncode == 0, remounted.stderr
     assert not faults.no_room(home / "tune.db")
     assert "DISK FULL" not in says(home, "status").stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not tell SQLite's codes")
+def test_a_limit_on_memory_is_named_and_not_called_a_bad_disk(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+from store_cases import NEW, open_store, problem, saw
+from gemmtuned.configs.errors import StoreError
+home = Path(sys.argv[1])
+
+def add():
+    store = open_store(home)
+    try:
+        store.sightings.add("serve", NEW, [saw(problem(), 7)], now_s=1e9)
+    finally:
+        store.close()
+
+add()
+room = [bytes(2000) for _ in range(4000)]
+del room[:-1]  # memory of the heap, which SQLite has, but none that is mapped
+resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+try:
+    add()
+    said = "no error"
+except StoreError as err:
+    said = str(err)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+add()
+print(said)
+"""
+    here = str(Path(__file__).parents[1] / "support")
+    command = [sys.executable, "-c", f"import sys; sys.path.append({here!r})\n{code}", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert "out of memory: this process may map no more than 1 MiB" in done.stdout, done
+    assert "ulimit -v" in done.stdout and "disk" not in done.stdout
