@@ -29,6 +29,7 @@ UP: Final = (
     (4, 2, 2, 4),
     (8, 2, 1, 8),
     (2, 2, 1, 2),
+    (2, 2, 2, 2),
     (4, 2, 2, 1),
     (4, 1, 1, 4),
     (2, 1, 1, 2),
@@ -38,7 +39,7 @@ DOWN: Final = (
     (4, 2, 2, 4), (8, 2, 2, 1), (4, 1, 2, 4), (8, 2, 2, 2), (4, 1, 4, 8), (8, 2, 1, 1), (4, 1, 1, 4), (2, 1, 1, 1),
     (1, 1, 1, 1),
 )  # fmt: skip
-RACED: Final = (5, 6)  # configurations for UP, for DOWN
+RACED: Final = (6, 6)  # configurations for UP, for DOWN
 
 
 def runs_on(device: Device) -> bool:
@@ -63,7 +64,9 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
 def stages_that_fit(layer: Experts, stage: int, most: int) -> Iterator[Stage]:
     """Configurations of a launch for up to `most` tokens, the likely ones first."""
     pairs = most * layer.topk
-    at_once = min(pairs, MOST_OF_TILE if 2 * pairs > 5 * layer.experts else MOST_OF_TILE // 2)
+    # few pairs an expert: what more of them would need of shared memory, further warps use
+    likely = 2 if 2 * pairs <= layer.experts else 4 if 2 * pairs <= 5 * layer.experts else MOST_OF_TILE
+    at_once = min(pairs, likely)
     for shape in UP if stage == 1 else DOWN:
         how = stage_of((*shape, at_once))
         try:

@@ -140,11 +140,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const u16* x, cons
   const int part = PARTS == 1 ? 0 : warp;                            // of K
   const int first = PARTS == 1 ? blockIdx.x * WARPS + warp : blockIdx.x, takers = PARTS == 1 ? gridDim.x * WARPS : gridDim.x;
   int next = first, next_step = 0;                                   // what is copied next
+  Source of = {};
   const auto copy_next = [&](int slot) {
-    const int step = next_step * PARTS + part, tile = next / COLUMNS;
-    if (next < items && step < STEPS) {
-      copy_weights(mine + slot * SLOT, w, scales, r.expert[tile], next % COLUMNS * 16 * TILES, step);
-      copy_tokens(mine + slot * SLOT, r, x, ldx, tile, step);
+    const int step = next_step * PARTS + part;
+    if (next < items) {
+      if (next_step == 0) of = source_of(r, next / COLUMNS, next % COLUMNS * 16 * TILES, w, scales, ldx);
+      if (step < STEPS) {
+        copy_weights(mine + slot * SLOT, of, step);
+        copy_tokens(mine + slot * SLOT, of, x, step);
+      }
     }
     close_group();
     if (++next_step == EACH) next_step = 0, next += takers;
@@ -257,11 +261,13 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   const u32 mine = in_shared(ring) + warp * DEPTH * SLOT;
   const int first = rank * WARPS + warp, items = r.tiles * cut, steps = (STEPS + cut - 1) / cut;
   int next = first, next_step = 0;
+  Source of = {};
   const auto copy_next = [&](int slot, bool weights_too, bool tokens_too) {
-    const int step = next_step * cut + next % cut, tile = next / cut;
-    if (next < items && step < STEPS) {
-      if (weights_too) copy_weights(mine + slot * SLOT, w, scales, r.expert[tile], column, step);
-      if (tokens_too) copy_tokens(mine + slot * SLOT, r, h, INTER, tile, step);
+    const int step = next_step * cut + next % cut;
+    if (next < items) {
+      if (next_step == 0) of = source_of(r, next / cut, column, w, scales, INTER);
+      if (step < STEPS && weights_too) copy_weights(mine + slot * SLOT, of, step);
+      if (step < STEPS && tokens_too) copy_tokens(mine + slot * SLOT, of, h, step);
     }
     if (tokens_too) close_group();
     if (++next_step == steps) next_step = 0, next += TAKERS;

@@ -13,6 +13,7 @@ constexpr int S_OF_ROW = SCALES_K * SCALE_BYTES;                 // bytes, of GR
 // They are copied in words of 4 bytes, from the one that the first byte is in.
 constexpr bool IN_WORDS = S_OF_ROW % 4 == 0 && STEP % GROUP == 0 && STEP / GROUP * SCALE_BYTES % 4 == 0;
 constexpr int S_WORDS = SCALES != GROUPS ? 1 : (SCALES_OF_STEP * SCALE_BYTES + (IN_WORDS ? 3 : 6)) / 4;
+constexpr bool IN_QUADS = IN_WORDS && STEP / GROUP * SCALE_BYTES == 16 && S_OF_ROW % 16 == 0;  // 16 bytes
 constexpr int W_BYTES = ROWS * 128, X_BYTES = X_ROWS * X_ROW;
 constexpr int S_BYTES = SCALES == GROUPS ? ROWS * S_WORDS * 4 : SCALES == BLOCK ? SIDES * 4 : 0;
 constexpr int SLOT = W_BYTES + X_BYTES + (S_BYTES + 127) / 128 * 128;
@@ -26,39 +27,65 @@ __device__ __forceinline__ Quad quad_at(u32 address) {
   return q;
 }
 
-// W and its scales, of an expert from a column of the result on. Four rows of W at a time, 16 bytes a lane.
-__device__ __forceinline__ void copy_weights(u32 slot, const u8* w, const Scale* scales, int expert, int column, int step) {
+// What a lane needs to know of the item that its warp copies next, found out once for all of its steps.
+struct Source {
+  const u8* w;       // the expert's; where rows lie evenly, the lane's first row and chunk of it
+  const u8* scales;  // the expert's
+  int column, many;
+  u32 row;           // of lane g: where token g begins in X, or in H
+};
+// Rows of W lie evenly: none is read for another one that does not exist.
+constexpr bool EVEN = STAGE == 2 ? D % ROWS == 0 : INTER % (16 * TILES) == 0;
+
+__device__ __forceinline__ Source source_of(const Routing& r, int tile, int column, const u8* w, const Scale* scales, int ld) {
+  const int lane = threadIdx.x % 32, expert = r.expert[tile], g = min(lane, r.many[tile] - 1);
+  const int pair = r.order[r.first[tile] + g];
+  Source of = {w + (long long)expert * ROWS_OF_EXPERT * ROW_BYTES, (const u8*)scale_at(scales, expert, 0, 0), column, r.many[tile],
+               (u32)((STAGE == 1 ? pair / TOPK : pair) * ld)};
+  if (EVEN) of.w += row_of_w(column, lane / 8) * ROW_BYTES + lane % 8 * 16;
+  return of;
+}
+// W of a step: four rows at a time, 16 bytes a lane. And its scales.
+__device__ __forceinline__ void copy_weights(u32 slot, const Source& of, int step) {
   const int lane = threadIdx.x % 32, chunk = lane % 8;
   const bool is_there = !TAIL || step * STEP + chunk * PER_QUAD < K;
-  const u8* from = w + (long long)expert * ROWS_OF_EXPERT * ROW_BYTES + step * 128 + chunk * 16;
+  const u8* from = of.w + step * 128;
+  const u32 even = slot + lane / 8 * 128 + (chunk ^ lane / 8) * 16, odd = slot + lane / 8 * 128 + (chunk ^ lane / 8 ^ 4) * 16;
 #pragma unroll
   for (int i = 0; i < ROWS / 4; i++) {
-    const int r = 4 * i + lane / 8;
-    copy16(slot + r * 128 + (chunk ^ r % 8) * 16, from + row_of_w(column, r) * ROW_BYTES, is_there);
+    const long long row = EVEN ? row_of_w(0, 4 * i) * ROW_BYTES : row_of_w(of.column, 4 * i + lane / 8) * ROW_BYTES + chunk * 16;
+    copy16((i % 2 ? odd : even) + i * 512, from + row, is_there);
   }
   const u32 to = slot + W_BYTES + X_BYTES;
-  if (SCALES == BLOCK && lane < SIDES) copy4(to + lane * 4, scale_at(scales, expert, row_of_w(column, 16 * lane), step * STEP), true);
+  if (SCALES == BLOCK && lane < SIDES) {
+    const int at = row_of_w(of.column, 16 * lane) / 128 * SCALES_K + step * STEP / 128;
+    copy4(to + lane * 4, of.scales + at * SCALE_BYTES, true);
+  }
   if (SCALES == GROUPS)
 #pragma unroll
     for (int r = lane; r < ROWS; r += 32) {
-      const u8* row = (const u8*)scale_at(scales, expert, row_of_w(column, r), 0);
-      const u8* first = (const u8*)((u64)(row + step * STEP / GROUP * SCALE_BYTES) & ~3ull);
+      const u32 row = row_of_w(of.column, r) * S_OF_ROW, first = row + step * STEP / GROUP * SCALE_BYTES;
+      if (IN_QUADS) {
+        copy16(to + r * 16, of.scales + first, first < row + S_OF_ROW);
+        continue;
+      }
+      const u8* from = of.scales + (first & ~3u);
 #pragma unroll
       for (int word = 0; word < S_WORDS; word++)
-        copy4(to + (r * S_WORDS + word) * 4, first + word * 4, first + word * 4 < row + S_OF_ROW);
+        copy4(to + (r * S_WORDS + word) * 4, from + word * 4, (first & ~3u) + word * 4 < row + S_OF_ROW);
     }
 }
 // The tokens of a tile: rows of X, or of H in moe_down.
-__device__ __forceinline__ void copy_tokens(u32 slot, const Routing& r, const u16* x, long long ld, int tile, int step) {
-  const int lane = threadIdx.x % 32, c = lane % X_CHUNKS, many = r.many[tile], first = r.first[tile];
+__device__ __forceinline__ void copy_tokens(u32 slot, const Source& of, const u16* x, int step) {
+  const int lane = threadIdx.x % 32, c = lane % X_CHUNKS;
   const bool is_there = !TAIL || step * STEP + c * 8 < K;
+  const u16* from = x + step * STEP + c * 8;
 #pragma unroll
   for (int i = 0; i < X_ROWS; i += 32 / X_CHUNKS) {
-    const int g = i + lane / X_CHUNKS;
-    if (g >= many) continue;
-    const int pair = r.order[first + g], of = STAGE == 1 ? pair / TOPK : pair;
-    const int turned = c ^ (c / 8 | g % 2 * X_QUADS);
-    copy16(slot + W_BYTES + g * X_ROW + turned * 16, x + of * ld + step * STEP + c * 8, is_there);
+    if (i >= of.many) break;
+    const int g = i + lane / X_CHUNKS, turned = c ^ (c / 8 | g % 2 * X_QUADS);
+    const u32 row = __shfl_sync(~0u, of.row, g);
+    if (g < of.many) copy16(slot + W_BYTES + g * X_ROW + turned * 16, from + row, is_there);
   }
 }
 

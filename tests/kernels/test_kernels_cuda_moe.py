@@ -134,6 +134,9 @@ LAYERS = {
     "row": Experts(width=144, inter=48, experts=4, topk=2, weight="fp8_e4m3", scales="row", dtype="fp16"),
     "block": Experts(width=256, inter=144, experts=3, topk=2, weight="fp8_e4m3", scales="128x128"),
     "int4": Experts(width=320, inter=64, experts=4, topk=2, weight="int4", scales="group", group=32),
+    "int4, scales in 16 bytes": Experts(
+        width=256, inter=32, experts=3, topk=1, weight="int4", scales="group", group=32
+    ),
     "int4 in 64": Experts(
         width=128, inter=64, experts=4, topk=2, weight="int4", scales="group", group=64, dtype="fp16"
     ),
@@ -253,17 +256,19 @@ PLANTED = {
     "the K tail is read": ("step * STEP + chunk * PER_QUAD < K", "true"),
     "no wait for the ring": ('"n"(DEPTH - 1)', '"n"(DEPTH)'),
     "warps do not meet": ("      wait_for_oldest();\n      __syncwarp();", "      wait_for_oldest();"),
-    "a scale of the row before": ("+ row) * SCALES_K", "+ row - row % 2) * SCALES_K"),
+    "a scale of the row before": ("row_of_w(of.column, r) * S_OF", "row_of_w(of.column, r - r % 2) * S_OF"),
     "gate and up in halves": ("2 * of + side : of + side * INTER", "of + side * INTER : of + side * INTER"),
     "no limit": ("gate = gate > 7.0f ? 7.0f : gate", "gate = gate"),
     "the bias of each part": ("if (BIAS && part == 0)", "if (BIAS)"),
     "no bias": ("if (BIAS)\n", "if (false)\n"),
     "the weight of another pair": ("min(2 * t + i, many - 1)]]", "min(2 * t + i, many - 1)] ^ 1]"),
     "sums of a warp are lost": ("v = 0; v < WARPS; v++) sum += partial", "v = 1; v < WARPS; v++) sum += partial"),
-    "the token of another pair": ("r.order[first + g], of", "r.order[first], of"),
+    "the token of another pair": ("r.first[tile] + g]", "r.first[tile]]"),
+    "the item before": ("if (next_step == 0) of", "if (next == first && next_step == 0) of"),
+    "rows that do not exist": ("D % ROWS == 0 : INTER % (16 * TILES) == 0", "true : true"),
     "a chunk of another token": ("(c / 8 | g % 2 * X_QUADS);", "(c / 8 | X_QUADS);"),
     "the scale of another row": ("(row_of_w(column, r) * S_OF_ROW + first * SCALE_BYTES) % 4", "0"),
-    "scales past the row's end": ("first + word * 4 < row + S_OF_ROW", "word < 1"),
+    "scales past the row's end": ("(first & ~3u) + word * 4 < row + S_OF_ROW", "word < 1"),
     "a part is lost": ("p = 0; p < PARTS; p++) sum += received", "p = 1; p < PARTS; p++) sum += received"),
     "the sums of another part": ("rank * each + i - owner * each", "i - owner * each"),
     "high codes first": ("of % 2 ? 0x7632 : 0x5410", "of % 2 ? 0x5410 : 0x7632"),
@@ -277,10 +282,13 @@ def test_a_planted_fault_shows(name: str) -> None:
     layer, change = LAYERS["gpt-oss"], PLANTED[name]
     if name == "the bias of each part":  # needs as many parts of K as warps
         layer = Experts(width=32, inter=136, experts=2, topk=1, bias=True)
+    ids = drawn(layer, 2)
+    if name in ("the item before", "rows that do not exist"):  # needs many items, a last tile that is not whole
+        layer, ids = few(), torch.tensor(ROUTED["in many tiles"])
     assert any(change[0] in moe.source(layer, stage, SMALL, most_pairs=8) for stage in (1, 2))
     try:
         down = Stage(warps=4, depth=1, tiles=1, parts=2)
-        seen = is_right(layer, drawn(layer, 2), SMALL, down, change=change)
+        seen = is_right(layer, ids, SMALL, down, change=change)
     except ptx_code.Wrong:
         return
     assert not seen
