@@ -65,7 +65,7 @@ def stages_that_fit(layer: Experts, stage: int, most: int) -> Iterator[Stage]:
     """Configurations of a launch for up to `most` tokens, the likely ones first."""
     pairs = most * layer.topk
     # few pairs an expert: what more of them would need of shared memory, further warps use
-    likely = 2 if 2 * pairs <= layer.experts else 4 if 2 * pairs <= 5 * layer.experts else MOST_OF_TILE
+    likely = 2 if 3 * pairs <= layer.experts else 4 if 2 * pairs <= 5 * layer.experts else MOST_OF_TILE
     at_once = min(pairs, likely)
     for shape in UP if stage == 1 else DOWN:
         how = stage_of((*shape, at_once))

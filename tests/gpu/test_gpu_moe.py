@@ -413,7 +413,7 @@ def kernels_of(work: Callable[[], object]) -> set[str]:
 
 def test_candidates_pass_the_gate(program: Program) -> None:
     found = list(BACKENDS["moe_decode"].candidates(MOE))
-    assert len(found) == 30
+    assert len(found) == 36
     chosen = (Candidate("torch"), found[0], found[-1])
     with as_called(MOE):
         kernels = {c: BACKENDS[c.backend].prepare(c, MOE) for c in chosen}

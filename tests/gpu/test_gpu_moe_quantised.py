@@ -124,7 +124,7 @@ def test_torchs_own_form_is_timed_in_a_graph_within_seconds(program: Program, ki
 def test_candidates_pass_the_gate(program: Program, kind: str) -> None:
     problem = moe(kind)
     found = list(BACKENDS["moe_decode"].candidates(problem))
-    assert len(found) == 30
+    assert len(found) == 36
     chosen = (Candidate("torch"), found[0], found[-1])
     with as_called(problem):
         kernels = {c: BACKENDS[c.backend].prepare(c, problem) for c in chosen}
