@@ -13,13 +13,14 @@ install: $(STAMP)
 # torch first and pinned: a bare `torch` would fetch gigabytes of CUDA libraries on a machine without a GPU
 # the native hook, and what tests have in place of a GPU, are half a minute of a C++ compiler each and need torch alone:
 # they are compiled while pip gets the rest.  Without a compiler all else is there, and a test says what is missing.
-# --no-compile: each module is compiled when it is first imported, and most of torch's and transformers' never are
+# --no-compile: most modules of torch and transformers are never imported; bytecode.py compiles those that tests import
 $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m venv .venv
-	$(PIP) --no-compile torch 'numpy<2.4'
+	$(PIP) --no-compile torch 'numpy<2.4' pytest
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m gemmtuned.hooks.native.build & \
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/support/fake_cuda_build.py & \
-	code=0; $(PIP) --no-compile -e '.[dev,demo]' || code=$$?; wait; exit $$code
+	$(BIN)/python tests/tools/bytecode.py OF_TORCH & \
+	code=0; $(PIP) --no-compile -e '.[dev,demo]' && $(BIN)/python tests/tools/bytecode.py || code=$$?; wait; exit $$code
 	touch $@
 
 demo: install

@@ -148,6 +148,7 @@ def pytest_collection_finish() -> None:
     count of references.
     """
     gc.set_threshold(*GARBAGE)
+    gc.enable()  # after conftest.py of the checkout
     gc.collect()
     gc.freeze()
 
