@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gemmtuned.configs.errors import StoreBusy, StoreError
-from gemmtuned.configs.open_files import free_bytes, in_the_way, limit_reached, memory_limit, size_limit
+from gemmtuned.configs.open_files import free_bytes, in_the_way, limit_reached, size_limit
 from gemmtuned.configs.read_file import read_regular
 from gemmtuned.configs.unpatched import os
 from gemmtuned.db import refusals
@@ -30,7 +30,6 @@ _CODES: Final = {
 }
 # Extended codes of SQLITE_IOERR: LOCK, UNLOCK, RDLOCK, CHECKRESERVEDLOCK, SHMLOCK
 _LOCK_CODES: Final = tuple(10 | number << 8 for number in (15, 8, 9, 14, 20))
-_NOT_MAPPED: Final = 10 | 21 << 8  # SHMMAP: the memory that users of a database share
 _MUCH_BYTES: Final = 64 << 20
 _SHARED_BYTES: Final = 64 << 10  # a file with -shm behind its name: 32 KiB, and a block or two
 OUR_NAMES: Final = ("tune.db", "ingest.db")
@@ -69,7 +68,7 @@ def other_error(err: OSError | OverflowError | UnicodeEncodeError | MemoryError,
     if isinstance(err, OSError):
         return store_error(err, path)
     if isinstance(err, MemoryError):
-        return _no_memory(path)
+        return StoreError(f"{path}: {refusals.no_memory()}")
     return StoreError(f"{path}: a value that SQLite cannot hold ({err})")
 
 
@@ -125,17 +124,10 @@ def store_error(err: sqlite3.Error | UnicodeDecodeError | OSError, path: Path, *
             "anew from what can be read, and published solutions come back by themselves. gemmtuned db check says more"
         )
     if what == "io":
-        if getattr(err, "sqlite_errorcode", None) == _NOT_MAPPED and memory_limit():
-            return _no_memory(path)
         limit = size_limit()
         more = f", or {limit}" if limit else ". Look at the system log, or set GEMMTUNED_HOME to another disk"
         return StoreError(f"{path}: the disk refused ({err}){more}")
     return _plain_error(err, path)
-
-
-def _no_memory(path: Path) -> StoreError:
-    limit = memory_limit()
-    return StoreError(f"{path}: out of memory{': ' + limit if limit else '. Try again when some is free'}")
 
 
 def _plain_error(err: Exception, path: Path) -> StoreError:

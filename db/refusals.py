@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+from gemmtuned.configs.open_files import memory_limit
 from gemmtuned.configs.unpatched import fcntl, os
 
 READ_ONLY = (
@@ -35,8 +37,14 @@ def meaning(err: OSError | None, path: Path) -> str:
             "calls (seccomp) says so. Have the call allowed, or run the program elsewhere"
         )
     if number in (errno.ENOMEM, errno.ENOBUFS):
-        return f"out of memory ({err}). Try again when some is free"
+        return no_memory(f" ({err})")
     return READ_ONLY if number == errno.EROFS else ""
+
+
+def no_memory(why: str = "") -> str:
+    """Why there is none, as far as is known, and what helps."""
+    limit = memory_limit()
+    return f"out of memory{why}{': ' + limit if limit else '. Try again when some is free'}"
 
 
 def tried(folder: Path) -> OSError | None:
@@ -47,6 +55,7 @@ def tried(folder: Path) -> OSError | None:
             os.pwrite(fd, b"\0", 0)
             os.pread(fd, 1, 0)
             os.fdatasync(fd)
+            mmap.mmap(fd, 1).close()
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
         return None if err.errno in _NO_SUCH_FILES else err

@@ -117,7 +117,6 @@ def test_an_image_that_only_is_read_is_not_called_full(home: Path) -> None:
     assert "DISK FULL" not in says(home, "status").stdout
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not tell SQLite's codes")
 def test_a_limit_on_memory_is_named_and_not_called_a_bad_disk(tmp_path: Path) -> None:
     code = """
 import resource, sys
@@ -150,5 +149,5 @@ print(said)
     command = [sys.executable, "-c", f"import sys; sys.path.append({here!r})\n{code}", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
-    assert "out of memory: this process may map no more than 1 MiB" in done.stdout, done
+    assert "out of memory" in done.stdout and "this process may map no more than 1 MiB" in done.stdout, done
     assert "ulimit -v" in done.stdout and "disk" not in done.stdout

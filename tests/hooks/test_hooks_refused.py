@@ -56,7 +56,7 @@ def test_counts_that_are_lost_because_the_system_refuses_calls_are_said_to_be(ho
     assert home.calls() == 1
 
 
-OPEN, PWRITE, FLOCK, FCNTL = "[2, 257]", "[18]", "[73]", "[72]"
+OPEN, PWRITE, FLOCK, FCNTL, MMAP = "[2, 257]", "[18]", "[73]", "[72]", "[9]"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,7 @@ OPEN, PWRITE, FLOCK, FCNTL = "[2, 257]", "[18]", "[73]", "[72]"
         (OPEN, errno.EMFILE, "ulimit"), (OPEN, errno.ENOSYS, "does not know a call"),
         (PWRITE, errno.EPERM, "seccomp"), (PWRITE, errno.EROFS, "read-only"), (FLOCK, errno.EPERM, "seccomp"),
         (FLOCK, errno.ENOSYS, "no locks"), (FLOCK, errno.ENOMEM, "out of memory"), (FCNTL, errno.EPERM, "seccomp"),
+        (MMAP, errno.EPERM, "seccomp"), (MMAP, errno.ENOMEM, "out of memory"),
     ],
 )  # fmt: skip
 def test_the_advice_for_a_refused_call_fits_its_error(home: Home, calls: str, error: int, advice: str) -> None:
