@@ -1,8 +1,9 @@
 """What the worker of an environment has and can tune, as it says when it looks for work.
 
 It says which kinds of operands it can tune (table `tunable`), and a trigger marks calls of all others in the column of
-this name.  A layout, a size, or a form of W that no family has the kind does not tell: that is decided here, with each
-search for work, and stands in the same column.  Such calls are counted, said to be untunable, and never leased.
+this name.  A layout, a size, or a form of W that no family has the kind does not tell, nor more threads than the worker
+has CPUs: that is decided here, with each search for work, and stands in the same column.  Such calls are counted, said
+to be untunable, and never leased.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sqlite3
 from typing import Final
 
 from gemmtuned.configs.errors import ProblemError
+from gemmtuned.configs.few_cpus import most_threads, too_few
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Environment
 from gemmtuned.configs.tunable import why_not
@@ -49,7 +51,7 @@ SELECT count(*), sum((square >> 16 & 0x7FFFFFFF) * (square >> 16 & 0x7FFFFFFF) >
         WHERE environment_id = :environment AND solution_id IS NULL))
 """
 _HERE: Final = "SELECT id FROM environment WHERE key = ?"
-_State = tuple[int | None, ...]  # which file, which environment in it, and _STATE
+_State = tuple[int | None, ...]  # most_threads, which file, which environment in it, and _STATE
 
 
 class Abilities(Part):
@@ -57,7 +59,8 @@ class Abilities(Part):
 
     def __init__(self, shared: Rows) -> None:
         super().__init__(shared)
-        self._known: dict[str, bool] = {}  # whether a family can tune it, by Problem.rest
+        self._known: dict[str, bool] = {}  # whether we can tune it, by Problem.rest
+        self._most_threads = 0
         self._right: dict[str, _State] = {}  # when all marks were found right last, by Environment.key
 
     def settle(self, environment: Environment, now_us: int) -> None:
@@ -87,10 +90,14 @@ class Abilities(Part):
     def _leave_out(self, environment: Environment) -> None:
         """Mark what has come and cannot be tuned, and take the mark off what an older version could not."""
 
+        if most_threads() != self._most_threads:  # somebody has given us other CPUs
+            self._known.clear()
+        self._most_threads = most_threads()
+
         def look(conn: sqlite3.Connection) -> tuple[_State, list[tuple[str, int]]]:
             row = conn.execute(_HERE, (environment.key,)).fetchone()
             here = {"environment": None if row is None else row[0]}
-            state = (self._db.opened, here["environment"], *conn.execute(_STATE, here).fetchone())
+            state = (self._most_threads, self._db.opened, here["environment"], *conn.execute(_STATE, here).fetchone())
             if self._right.get(environment.key) == state:
                 return state, []
             return state, conn.execute(_OPEN, here).fetchall()
@@ -118,7 +125,8 @@ class Abilities(Part):
             if len(self._known) > MAX_REMEMBERED:
                 self._known.clear()
             try:
-                known = not why_not(Problem.from_rest(rest, 1))
+                problem = Problem.from_rest(rest, 1)
+                known = not (why_not(problem) or too_few(problem))
             except ProblemError:  # a newer version has written it
                 known = True
             self._known[rest] = known
@@ -134,5 +142,10 @@ def _changes(conn: sqlite3.Connection, environment_id: int, environment: Environ
 
 
 def reason(problem: Problem) -> str:
-    """Why this version cannot tune it, for people."""
-    return f"this version cannot tune it: {why_not(problem) or 'it has no family for such operands'}"
+    """Why this version, or what tunes here with its few CPUs, cannot tune it, for people."""
+    why, few = why_not(problem), too_few(problem)
+    if few and not why:
+        return few
+    held = f", or what tunes here has fewer CPUs than {problem.threads} threads (taskset, a cpuset)"
+    other = f"it has no family for such operands{held if problem.threads > 1 else ''}"
+    return f"this version cannot tune it: {why or other}"

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gemmtuned.configs.few_cpus import most_threads
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import CROWDED, Environment
 from gemmtuned.db.leases import CLAIM, CLOCK_SLACK_US, DAY_US, Work, bucket_members
@@ -34,6 +35,7 @@ LEFT JOIN work w ON w.problem_id = s.problem_id AND w.environment_id = :environm
     AND w.mode = :mode
 WHERE (s.recheck IN (SELECT value FROM json_each(:kinds))
         OR (s.reported_us IS NOT NULL AND '{REPORTED}' IN (SELECT value FROM json_each(:kinds)))) AND {HERE}
+    AND (:most_threads = 0 OR p.threads <= :most_threads)
     AND (w.state IS NULL OR (w.state = 'open' AND w.retry_us <= :now
         AND (w.owner IS NULL OR w.lease_until_us <= :now OR w.leased_us > :now + :slack)))
 GROUP BY s.problem_id, s.covers ORDER BY worth DESC, s.problem_id LIMIT 8
@@ -166,7 +168,7 @@ class Recheck(Part):
         """Hold the most expensive solution that waits to be raced again for one of these reasons, or return None."""
         facts: dict[str, Any] = {
             "now": us(now_s), "until": us(now_s + hold_s), "slack": CLOCK_SLACK_US, "owner": owner, "mode": "eager",
-            "kinds": json.dumps(kinds), "stamps": stamps_here(environment),
+            "kinds": json.dumps(kinds), "stamps": stamps_here(environment), "most_threads": most_threads(),
         }  # fmt: skip
 
         def ask(conn: sqlite3.Connection) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from gemmtuned.configs.few_cpus import too_few
 from gemmtuned.configs.problem import Problem
 from gemmtuned.configs.solution import Candidate, Device, Solution
 from gemmtuned.configs.tunable import why_not
@@ -27,7 +28,7 @@ class Request:
 
     found: verdicts of this run; unpublished: those that are none for others; crowded: those measured beside others,
     which a daemon measures again.  settled: what it has come to an end with.
-    refused: why this version cannot tune these, which it has come to an end with from the start.
+    refused: why these cannot be tuned here, which it has come to an end with from the start.
     put_off: why no times could be taken now; nothing is stored of these.  After HOPELESS in a row all that is left is.
     rejected: where a candidate was outside the tolerance that was asked for.  too_slow: candidates that ran into
     timeout_s, left out for the rest of this run only: somebody with more patience may try them again.
@@ -50,7 +51,7 @@ class Request:
     _in_a_row: int = 0  # put off
 
     def __post_init__(self) -> None:
-        self.refused = {p: reason(p) for p in self.problems if why_not(p)}
+        self.refused = {p: reason(p) for p in self.problems if why_not(p) or too_few(p)}
         self.settled.update(self.refused)
 
     def open(self) -> list[Problem]:

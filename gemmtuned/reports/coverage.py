@@ -125,7 +125,7 @@ def _lines(total: Row, weight: str, window: str) -> list[str]:
     lines += estimated(total["estimated_share"]) if weight == "time" else []
     if total["untunable_calls"]:
         lines.append(
-            f"not tunable: this version cannot tune {count(total['untunable_problems'])} of the problems "
+            f"not tunable here: {several(total['untunable_problems'], 'problem')} "
             f"({several(total['untunable_calls'], 'call')}; gemmtuned untuned says which and why)"
         )
     if total["unserved_calls"]:

@@ -135,9 +135,9 @@ def _switched_off(settings: Settings, now_s: float) -> list[str]:
 
 
 def _of_queue(untunable: int, asked_again: int) -> Iterator[str]:
-    """untunable: problems that this version cannot tune; asked_again: solutions that `retune` named."""
+    """untunable: problems that cannot be tuned here; asked_again: solutions that `retune` named."""
     if untunable:
-        yield f"This version cannot tune {count(untunable)} of the problems (gemmtuned untuned says which and why)."
+        yield f"{several(untunable, 'problem')} cannot be tuned here (gemmtuned untuned says which and why)."
     if asked_again:
         wait = "solution waits" if asked_again == 1 else "solutions wait"
         yield (

@@ -35,7 +35,7 @@ def report(rows: Sequence[Row], *, limit: int, now_s: float, recorded: int, unse
             "of them."
         )
     if states["untunable"]:
-        notes.append(f"{count(states['untunable'])} of them this version cannot tune (why: the last column).")
+        notes.append(f"{count(states['untunable'])} of them cannot be tuned here (why: the last column).")
     if states["stale"]:
         notes.append(
             f"{count(states['stale'])} of them stale: not called for a week, to be tuned only when called again; "

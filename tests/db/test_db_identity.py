@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, combinations, product
@@ -10,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_cases import found, lease, problem, saw
+from store_cases import NEW, found, lease, problem, saw
 
 from gemmtuned.configs.errors import ProblemError
 from gemmtuned.configs.problem import FAMILIES, Problem, known_problems
 from gemmtuned.configs.solution import Candidate, Device, Environment, Solution
 from gemmtuned.configs.tunable import why_not
+from gemmtuned.daemon.seats.request import Request
 from gemmtuned.db import abilities, queries
 from gemmtuned.db.store import Store
 from gemmtuned.hooks.dispatch import build_table
@@ -149,6 +152,40 @@ def test_what_a_worker_cannot_tune_is_never_leased_and_said_with_a_count(store: 
     store.sightings.add("serve", HERE, [saw(replace(scaled, m=32), 5)], now_s=T)  # new, and known at once
     assert leased(store, able) == [ONE]
     assert scaled in leased(store, replace(able, tunable=(ONE.operands, scaled.operands))), "a later version can"
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """This thread may use one CPU of several."""
+    before = os.sched_getaffinity(0)
+    if os.sysconf("SC_NPROCESSORS_ONLN") < 2:
+        pytest.skip("needs a machine with two CPUs")
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_what_takes_more_threads_than_the_worker_has_cpus_is_left_to_one_that_has_them(store: Store) -> None:
+    """Of two threads on one CPU one waits for the other, whichever kernel runs."""
+    alone, pair = problem(threads=1), problem(threads=2)
+    able = replace(NEW, tunable=tunable("cpu"))
+    store.sightings.add("serve", NEW, [saw(alone, 1), saw(pair, 900)], now_s=T)
+
+    assert leased(store, able) == [alone]
+    assert leased(store, able, problems=[pair]) == []
+    assert store.leases.remaining(able, now_s=T).queued == 1
+    (why,) = [row["reason"] for row in queries.untuned(store.path) if row["problem"] == str(pair)]
+    assert "it takes 2 threads, and what tunes here may use 1 of the machine's CPUs" in why
+    assert Request(problems=[alone, pair]).refused == {pair: why}
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    assert leased(store, able) == [pair, alone], "one that may use them"
+    for one in (pair, alone):
+        store.solutions.install(lease(store, now_s=T, environment=able), [found(one)], environment=able, now_s=T)
+    assert store.recheck.ask_again([alone, pair]) == 2
+    os.sched_setaffinity(0, {0})
+    again = [store.recheck.lease_recheck("d", able, ["asked"], now_s=T, hold_s=60) for _ in range(2)]
+    assert [work.problem for work in again if work is not None] == [alone]
 
 
 ODD = (
