@@ -190,7 +190,7 @@ def _row(one: Imported, reasons: Sequence[str], *, refused: bool = False) -> dic
 def _notes(found: Sequence[Imported], *, dry_run: bool, kept: bool, queued: int) -> list[str]:
     hints = [hint for one in found if one.format != MODEL for hint in one.hints]
     seeds = sum(hint.kind == "tuned" and hint.problem is not None for hint in hints)
-    asked = sum(hint.kind == "untuned" for hint in hints)
+    asked = len({hint.problem for hint in hints if hint.kind == "untuned" and hint.problem is not None})
     what = f"{several(seeds, 'seed')} for the search, {several(asked, 'problem')} to tune"
     if not kept and not dry_run:
         return [f"Nothing kept. {several(len(hints), 'row')} could be: {what}"]

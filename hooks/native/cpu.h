@@ -26,6 +26,7 @@
 
 // Functions of the OpenMP and the MKL that torch has loaded; null where it has none.
 extern "C" int omp_get_max_threads() __attribute__((weak));
+extern "C" int omp_get_thread_limit() __attribute__((weak));
 extern "C" int mkl_get_max_threads() __attribute__((weak));
 
 namespace gemmtuned {
@@ -41,6 +42,7 @@ inline int threads_of_products() {
   if (C10_UNLIKELY(now != of_openmp || ++looks > 64)) {
     of_openmp = now, looks = 0;
     least = mkl_get_max_threads ? std::min(now, mkl_get_max_threads()) : now;
+    if (omp_get_thread_limit) least = std::min(least, omp_get_thread_limit());  // OMP_THREAD_LIMIT
   }
   return least;
 }

@@ -176,7 +176,7 @@ def test_what_takes_more_threads_than_the_worker_has_cpus_is_left_to_one_that_ha
     assert leased(store, able, problems=[pair]) == []
     assert store.leases.remaining(able, now_s=T).queued == 1
     (why,) = [row["reason"] for row in queries.untuned(store.path) if row["problem"] == str(pair)]
-    assert "it takes 2 threads, and what tunes here may use 1 of the machine's CPUs" in why
+    assert "it takes 2 threads, and what tunes here may run 1 at once on the machine's CPUs" in why
     assert Request(problems=[alone, pair]).refused == {pair: why}
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     assert leased(store, able) == [pair, alone], "one that may use them"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import says
 from store_cases import new_file
 from table_commands import CPU, Run, T, install, made
 
@@ -95,6 +96,16 @@ def test_bad_rows_stop_an_import_unless_they_are_skipped(run: Run, tmp_path: Pat
 
 
 @pytest.mark.long
+def test_import_counts_problems_and_not_rows_that_name_one_again(tmp_path: Path) -> None:
+    (twice := tmp_path / "bf16_untuned_gemm.csv").write_text("M,N,K\n8,64,64\n8,64,64\n9,64,64\n")
+    (bare := tmp_path / "shapes.csv").write_text("M,N,K\n8,64,64\n")
+
+    said = [says(tmp_path / "home", "import", "--dry-run", str(path)).stdout for path in (twice, bare)]
+
+    assert "3 rows would be kept: 0 seeds for the search, 2 problems to tune" in said[0]
+    assert "1 row would be kept: 0 seeds for the search, 0 problems to tune" in said[1]
+
+
 def test_import_says_every_error_once_and_on_stderr(tmp_path: Path) -> None:
     for name, value in (("one", "x"), ("two", "y")):
         lines = f"M,N,K,dtype,libtype,solidx,us\n8,8,8,bf16,asm,1,5\n{value},8,8,bf16,asm,1,5\n"

@@ -446,6 +446,23 @@ def test_every_operator_of_the_list_is_hooked(native_cache: Path, home: Home) ->
     assert operators == listed == set(done.said)
 
 
+def test_a_limit_on_openmps_threads_is_the_number_that_a_call_takes(home: Home) -> None:
+    done = home.run(
+        """
+        import json, torch
+        from gemmtuned.hooks.activate import current
+        torch.set_num_threads(2)
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        print(json.dumps([s.problem.threads for s in current().native.drain()]))
+        """,
+        GEMMTUNED_FLUSH_S="1000",
+        OMP_THREAD_LIMIT="1",
+        fresh=True,
+    )
+
+    assert done.said == [1]
+
+
 def test_a_call_sets_no_threads_numbers(home: Home) -> None:
     """torch sets OpenMP's number in each thread with the first of its loops there, which a product is not."""
     done = home.run(
