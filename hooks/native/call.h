@@ -2,8 +2,10 @@
 #pragma once
 #include <ATen/Context.h>
 
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
+#include <optional>
 
 #include "blame.h"
 #include "warmed_up.h"
@@ -83,7 +85,24 @@ void judge(Route& route, const Problem& p) {
   }
 }
 
-inline uint64_t now_ns() { return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()); }
+// Times one call. What was stopped in it (kill -STOP, Ctrl-Z, a debugger, a container that is frozen) has a time of hours:
+// the thread, which computes in any call, has then run for little of it. Such a call is counted and not timed.
+class Timed {
+ public:
+  void add_to(Cell& cell) const {
+    constexpr uint64_t kShort = 250'000'000;
+    const uint64_t took = now(CLOCK_MONOTONIC) - began_, ran = now(CLOCK_THREAD_CPUTIME_ID) - ran_;
+    if (C10_LIKELY(took <= kShort + 4 * ran)) cell.add_sample(took);
+  }
+
+ private:
+  static uint64_t now(clockid_t clock) {  // ns
+    timespec t{};
+    clock_gettime(clock, &t);
+    return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
+  }
+  uint64_t ran_ = now(CLOCK_THREAD_CPUTIME_ID), began_ = now(CLOCK_MONOTONIC);
+};
 
 // The same for a call that stock torch has served meanwhile: operands that it refuses, too, are no route's fault. On a GPU
 // that is no evidence, for a kernel that fails may leave a fault that all later calls meet.
@@ -278,9 +297,9 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     count(outcome);
     return y;
   }
-  const uint64_t start = now_ns();
+  const Timed timed;
   decltype(auto) y = stock();
-  cell->add_sample(now_ns() - start);
+  timed.add_to(*cell);
   cell->add(MISS);
   return y;
 }
@@ -300,7 +319,8 @@ void call_then_describe(const Tensor& x, const Stock& stock, const Describe& des
   // ratio, which fall in with no order in which a model calls its layers.
   thread_local uint64_t steps = 0;
   const bool chosen = Device::timed && (steps += 0x9e3779b97f4a7c15ull) <= UINT64_MAX / (kSampleMask + 1);
-  const uint64_t start = chosen ? now_ns() : 0;
+  std::optional<Timed> timed;
+  if (C10_UNLIKELY(chosen)) timed.emplace();
   {
     Depth inside(*thread);
     stock();
@@ -310,7 +330,7 @@ void call_then_describe(const Tensor& x, const Stock& stock, const Describe& des
     Cell* cell = key ? g_counters.cell(*thread, *key) : nullptr;
     if (!cell) return;
     const bool is_first = !cell->calls[MISS].load(std::memory_order_relaxed);  // it may build primitives
-    if (C10_UNLIKELY(chosen) && !is_first) cell->add_sample(now_ns() - start);
+    if (C10_UNLIKELY(chosen) && !is_first) timed->add_to(*cell);
     cell->add(MISS);
     if (key->flags & GRAPH) g_captures.add(Device::capture_id(x), *key, MISS);
   } catch (...) {  // the call has been made

@@ -178,3 +178,35 @@ def test_a_program_that_shares_its_cpu_keeps_its_counts_alone(home: Home) -> Non
     assert home.calls() > 64
     with closing(sqlite3.connect(home.path / "tune.db")) as db:
         assert db.execute("SELECT sum(sampled_calls) FROM demand").fetchall() == [(0,)]
+
+
+def test_a_call_in_which_the_program_was_stopped_is_counted_and_has_no_time(home: Home) -> None:
+    """The daemon itself says of a program that is in its way: kill -STOP."""
+    done = home.run(
+        """
+        import json, os, signal, time, torch
+        from gemmtuned.hooks.activate import current
+        torch.set_num_threads(1)
+
+        def twice(size, stop):  # the second call of a problem is timed
+            a = torch.randn(size, size, dtype=torch.float64)
+            a @ a
+            child = os.fork()
+            if not child:
+                time.sleep(0.05)
+                if stop:
+                    os.kill(os.getppid(), signal.SIGSTOP)
+                    time.sleep(3)
+                    os.kill(os.getppid(), signal.SIGCONT)
+                os._exit(0)
+            a @ a
+            os.waitpid(child, 0)
+            (seen,) = current().native.drain()
+            return seen.calls, seen.sampled_calls
+
+        print(json.dumps([twice(2400, False), twice(2401, True)]))
+        """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+
+    assert done.said == [[2, 1], [2, 0]]
