@@ -45,6 +45,9 @@ constexpr int PER_QUAD = WEIGHTS == FP8 ? 16 : WEIGHTS >= INT4 ? 32 : 8;  // val
 constexpr int STEP = 8 * PER_QUAD;                               // of K in a piece
 constexpr int STEPS = (K + STEP - 1) / STEP;
 constexpr bool TAIL = K % STEP != 0;
+constexpr int EACH = STAGE == 1 ? (STEPS + PARTS - 1) / PARTS : STEPS;  // steps of a warp, some of which do not exist
+constexpr bool IN_COLUMNS = WEIGHTS == MXFP4 && DTYPE == BF16;   // moe_columns.cuh
+constexpr bool KEPT = IN_COLUMNS && STAGE == 1 && PARTS > 1;     // the columns of a tile are
 constexpr int X_QUADS = PER_QUAD / 8;                            // of X, for one quad of W
 constexpr int THREADS = 32 * WARPS;
 constexpr int MOST_TILES = MOST_PAIRS;
@@ -53,6 +56,7 @@ constexpr int MOST_TILES = MOST_PAIRS;
 #include "moe_weights.cuh"
 #include "moe_routing.cuh"
 #include "moe_ring.cuh"
+#include "moe_columns.cuh"
 #include "cluster_sums.cuh"
 
 // sums += the products of a step; tokens: of `tokens_of`.
@@ -130,32 +134,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const u16* x, cons
                                                            const Scale* scales, const u16* bias, u16* h, int pairs, int ldx) {
   __shared__ Routing r;
   extern __shared__ __align__(128) u8 ring[];  // [warp][DEPTH] slots; [2][WARPS][SIDES][16][8] sums, where warps share K
-  float(*sent)[WARPS][SIDES][16][8] = (float(*)[WARPS][SIDES][16][8])(ring + WARPS * DEPTH * SLOT);
+  float(*sent)[WARPS][SIDES][16][8] = (float(*)[WARPS][SIDES][16][8])(ring + WARPS * RING);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   route(r, ids, pairs);
-  const u32 mine = in_shared(ring) + warp * DEPTH * SLOT;
+  const u32 mine = in_shared(ring) + warp * RING, columns = mine + DEPTH * SLOT;
   const int items = r.tiles * COLUMNS;
-  constexpr int EACH = (STEPS + PARTS - 1) / PARTS;                  // steps of a warp, some of which do not exist
   const int part = PARTS == 1 ? 0 : warp;                            // of K
-  const int first = PARTS == 1 ? blockIdx.x * WARPS + warp : blockIdx.x, takers = PARTS == 1 ? gridDim.x * WARPS : gridDim.x;
+  // Items of a thread block: each takers-th, or, where columns are kept, those that follow its first.
+  const int first = KEPT ? items * blockIdx.x / gridDim.x : PARTS == 1 ? blockIdx.x * WARPS + warp : blockIdx.x;
+  const int takers = KEPT ? 1 : PARTS == 1 ? gridDim.x * WARPS : gridDim.x, end = KEPT ? items * (blockIdx.x + 1) / gridDim.x : items;
   int next = first, next_step = 0;                                   // what is copied next
   Source of = {};
   const auto copy_next = [&](int slot) {
     const int step = next_step * PARTS + part;
-    if (next < items) {
+    if (next < end) {
       if (next_step == 0) of = source_of(r, next / COLUMNS, next % COLUMNS * 16 * TILES, w, scales, ldx);
       if (step < STEPS) {
         copy_weights(mine + slot * SLOT, of, step);
-        copy_tokens(mine + slot * SLOT, of, x, step);
+        if (!KEPT) copy_tokens(mine + slot * SLOT, of, x, step);
       }
     }
     close_group();
     if (++next_step == EACH) next_step = 0, next += takers;
   };
   for (int i = 0; i < DEPTH; i++) copy_next(i);
-  int slot = 0, parity = 0;
-  for (int item = first; item < items; item += takers, parity ^= 1) {
+  int slot = 0, parity = 0, kept = -1;
+  u32 right = 0;  // a bit for each step
+  for (int item = first; item < end; item += takers, parity ^= 1) {
     const int tile = item / COLUMNS, expert = r.expert[tile], many = r.many[tile], column = item % COLUMNS * 16 * TILES;
     // Biases are asked for before they are needed: of the lane's rows, or where warps share K of what a thread adds up.
     constexpr int OF_THREAD = PARTS == 1 ? SIDES : (TILES * 128 + THREADS - 1) / THREADS;
@@ -167,16 +173,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const u16* x, cons
         const int at = PARTS == 1 ? 8 * i + g : (2 * (one / 128) + i % 2) * 16 + one % 16;
         if (at < ROWS) start[i / 2][i % 2] = value(bias[(long long)expert * ROWS_OF_EXPERT + row_of_w(column, at)]);
       }
-    float sums[SIDES][4] = {};
+    float sums[SIDES][4] = {}, of_columns[EIGHTS][SIDES][2] = {};
+    if (KEPT && tile != kept) right = make_all_columns(columns, source_of(r, tile, column, w, scales, ldx), x, part), kept = tile;
     for (int i = 0; i < EACH; i++) {
       const int step = i * PARTS + part;
       wait_for_oldest();
       __syncwarp();
-      if (step < STEPS) add_step(sums, mine + slot * SLOT, column, step, many);
+      if (step < STEPS && IN_COLUMNS)
+        add_step_of_columns(of_columns, mine + slot * SLOT, columns + (KEPT ? i * OF_STEP : 0), column, step, many,
+                            KEPT ? right >> i & 1 : make_columns_of(mine + slot * SLOT, columns, many));
+      else if (step < STEPS) add_step(sums, mine + slot * SLOT, column, step, many);
       __syncwarp();
       copy_next(slot);
       slot = slot + 1 == DEPTH ? 0 : slot + 1;
     }
+    if (IN_COLUMNS) add_up(sums, of_columns);
     if (PARTS == 1) {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
@@ -243,7 +254,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int tokens = pairs / TOPK, column = blockIdx.x / PARTS * ROWS, rank = blockIdx.x % PARTS;
   const int values = tokens * ROWS, each = (values + PARTS - 1) / PARTS;  // of them a thread block of the cluster owns
-  float* partial = (float*)(ring + WARPS * DEPTH * SLOT);
+  float* partial = (float*)(ring + WARPS * RING);
   float* received = partial + WARPS * values;
   float* own = partial + warp * values;
   const u32 others = in_shared(received), all_sums = others + (PARTS * each + 1) / 2 * 8;
@@ -258,7 +269,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
   }
   route(r, ids, pairs);
   const int cut = parts_of_k(r.tiles);
-  const u32 mine = in_shared(ring) + warp * DEPTH * SLOT;
+  const u32 mine = in_shared(ring) + warp * RING, columns = mine + DEPTH * SLOT;
   const int first = rank * WARPS + warp, items = r.tiles * cut, steps = (STEPS + cut - 1) / cut;
   int next = first, next_step = 0;
   Source of = {};
@@ -286,16 +297,19 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     if (!WEIGHT_FIRST)
 #pragma unroll
       for (int i = 0; i < 2; i++) weight[i] = weights[r.order[r.first[tile] + min(2 * t + i, many - 1)]];
-    float sums[SIDES][4] = {};
+    float sums[SIDES][4] = {}, of_columns[EIGHTS][SIDES][2] = {};
     for (int i = 0; i < steps; i++) {
       const int step = i * cut + part;
       wait_for_oldest();
       __syncwarp();
-      if (step < STEPS) add_step(sums, mine + slot * SLOT, column, step, many);
+      if (step < STEPS && IN_COLUMNS)
+        add_step_of_columns(of_columns, mine + slot * SLOT, columns, column, step, many, make_columns_of(mine + slot * SLOT, columns, many));
+      else if (step < STEPS) add_step(sums, mine + slot * SLOT, column, step, many);
       __syncwarp();
       copy_next(slot, true, true);
       slot = slot + 1 == DEPTH ? 0 : slot + 1;
     }
+    if (IN_COLUMNS) add_up(sums, of_columns);
     // A lane has the sums of pairs 2 t and 2 t + 1. One pair after another, for two of them may be of one token.
 #pragma unroll
     for (int place = 0; place < OF_TILE; place++) {

@@ -24,6 +24,8 @@ TARGET: Final = "sm_90a"
 MAX_PAIRS: Final = 1024  # a pair is a token and one of its experts
 MAX_EXPERTS: Final = 1024
 MOST_OF_TILE: Final = 8  # columns of the tensor core's product
+COLUMN_BYTES: Final = 2176  # of shared memory, for the columns of four tokens in a step
+MOST_KEPT: Final = 32  # steps whose columns a warp keeps
 SHARED_BYTES: Final = 227 << 10  # per multiprocessor
 WEIGHTS: Final = {"bf16": 0, "fp16": 1, "fp8_e4m3": 2, "int4": 3, "mxfp4": 4}
 PER_LANE: Final = {"bf16": 8, "fp16": 8, "fp8_e4m3": 16, "int4": 32, "mxfp4": 32}  # values of K in 16 bytes
@@ -98,6 +100,8 @@ def source(layer: Experts, stage: int, how: Stage, *, most_pairs: int, early: bo
         or (how.parts not in (1, how.warps) if stage == 1 else not 1 <= how.parts <= PORTABLE_CLUSTER)
     ):
         raise CandidateFailed(f"{how} for {most_pairs} pairs is no configuration")
+    if _steps_of_columns(layer, stage, how) > MOST_KEPT:
+        raise CandidateFailed(f"{how}: a warp keeps X of {MOST_KEPT} steps of 256 at most, and K is {layer.width}")
     needed = shared_bytes(layer, stage, how, most_pairs) + _routing_bytes(layer, most_pairs)
     if needed > SHARED_BYTES:
         raise CandidateFailed(f"{how} for {most_pairs} pairs: takes {needed} bytes of shared memory of {SHARED_BYTES}")
@@ -133,7 +137,10 @@ def grid(layer: Experts, stage: int, how: Stage, tokens: int, units: int) -> tup
 def shared_bytes(layer: Experts, stage: int, how: Stage, most_pairs: int) -> int:
     """Dynamic shared memory of a thread block: rings, and sums of each warp and each part."""
     rows = 16 * how.tiles * (2 if stage == 1 else 1)
-    rings = how.warps * how.depth * _slot_bytes(layer, stage, rows, min(how.pairs, most_pairs))
+    at_once = min(how.pairs, most_pairs)
+    steps = _steps_of_columns(layer, stage, how)
+    slot = _slot_bytes(layer, stage, rows, 0 if _are_kept(layer, stage, how) else at_once)
+    rings = how.warps * (how.depth * slot + steps * COLUMN_BYTES * -(-at_once // 4))
     if stage == 1:
         return rings + (2 * how.warps * rows * MOST_OF_TILE * 4 if how.parts > 1 else 0)
     values = most_pairs // layer.topk * rows
@@ -154,6 +161,19 @@ def _slot_bytes(layer: Experts, stage: int, rows: int, tokens: int) -> int:
         in_words = row % 4 == 0 and step % group == 0 and step // group * size % 4 == 0
         scales = rows * ((many * size + (3 if in_words else 6)) // 4) * 4
     return rows * 128 + tokens * step * 2 + -(-scales // 128) * 128
+
+
+def _are_kept(layer: Experts, stage: int, how: Stage) -> bool:
+    """Whether the warps of `up` make a tile's columns of X once (moe_columns.cuh)."""
+    return layer.weight == "mxfp4" and layer.dtype == "bf16" and stage == 1 and how.parts > 1
+
+
+def _steps_of_columns(layer: Experts, stage: int, how: Stage) -> int:
+    """Of how many steps a warp has columns of X at once."""
+    if _are_kept(layer, stage, how):
+        steps = -(-layer.width // (8 * PER_LANE[layer.weight]))
+        return -(-steps // how.parts)
+    return int(layer.weight == "mxfp4" and layer.dtype == "bf16")
 
 
 def _routing_bytes(layer: Experts, most_pairs: int) -> int:

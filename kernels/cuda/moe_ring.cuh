@@ -14,7 +14,7 @@ constexpr int S_OF_ROW = SCALES_K * SCALE_BYTES;                 // bytes, of GR
 constexpr bool IN_WORDS = S_OF_ROW % 4 == 0 && STEP % GROUP == 0 && STEP / GROUP * SCALE_BYTES % 4 == 0;
 constexpr int S_WORDS = SCALES != GROUPS ? 1 : (SCALES_OF_STEP * SCALE_BYTES + (IN_WORDS ? 3 : 6)) / 4;
 constexpr bool IN_QUADS = IN_WORDS && STEP / GROUP * SCALE_BYTES == 16 && S_OF_ROW % 16 == 0;  // 16 bytes
-constexpr int W_BYTES = ROWS * 128, X_BYTES = X_ROWS * X_ROW;
+constexpr int W_BYTES = ROWS * 128, X_BYTES = KEPT ? 0 : X_ROWS * X_ROW;
 constexpr int S_BYTES = SCALES == GROUPS ? ROWS * S_WORDS * 4 : SCALES == BLOCK ? SIDES * 4 : 0;
 constexpr int SLOT = W_BYTES + X_BYTES + (S_BYTES + 127) / 128 * 128;
 

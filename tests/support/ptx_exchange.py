@@ -93,7 +93,10 @@ class Exchange(MemoryAccess):
 
     def _matrix(self, operation: Any, names: list[str], where: Any, mask: Array, *, load: bool) -> None:
         """ldmatrix, stmatrix (9.7.14.5.15): eight lanes after another have the rows of each 8 x 8 values of 16 bits."""
-        rows = self._by_lane(self._where(where) & 0xFFFFFFFF)
+        rows, here = self._by_lane(self._where(where) & 0xFFFFFFFF), self._by_lane(mask).any(1)
+        if not here.any():
+            return
+        rows = np.where(here[:, None], rows, rows[here.argmax()])  # a warp that is elsewhere has no addresses
         if (rows % 16).any():
             raise Wrong(f"{'.'.join(operation)}: not aligned to 16 bytes")
         transposed = "trans" in operation
@@ -110,8 +113,8 @@ class Exchange(MemoryAccess):
             else:
                 bits = self._by_lane(self._get(name, "b32"))
                 for j, p in enumerate(pairs):
-                    data[p] = (bits >> (16 * j)) & 0xFF
-                    data[p + 1] = (bits >> (16 * j + 8)) & 0xFF
+                    data[p[here]] = ((bits >> (16 * j)) & 0xFF)[here]
+                    data[p[here] + 1] = ((bits >> (16 * j + 8)) & 0xFF)[here]
 
     def _ldmatrix(self, operation: Any, operands: Any, mask: Array) -> None:
         self._matrix(operation, operands[0], operands[1], mask, load=True)

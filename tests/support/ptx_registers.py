@@ -173,6 +173,13 @@ class Registers:
         self._two(operation, operands, mask, np.fmin if operation[-1] == "f32" else np.minimum)
 
     def _max(self, operation: Any, operands: Any, mask: Array) -> None:
+        if operation[-1] == "u16x2":  # of each half
+            to, *values = operands
+            low, high = (
+                np.maximum(*(self._bits(v) >> at & np.uint64(0xFFFF) for v in values)) for at in map(np.uint64, (0, 16))
+            )
+            self._put(to, low | high << np.uint64(16), mask)
+            return
         self._two(operation, operands, mask, np.fmax if operation[-1] == "f32" else np.maximum)
 
     def _bitwise(self, operation: Any, operands: Any, mask: Array) -> None:
