@@ -10,8 +10,8 @@
 // for a negative one 0 and the number. So both are multiplied, one after the other.
 //
 // mma.m16n8k32 takes a chunk (16 bytes) of 16 rows of W: lane 4 g + t has word t of rows g and g + 8 and of X the same
-// eight values of column g. What moe_up's warps need of a tile's tokens they make once, and its items follow each other;
-// moe_down makes it for each step.
+// eight values of column g. The warps of moe_up make once what they need of a tile's tokens, whose items follow each
+// other; those of moe_down make it for each step.
 
 constexpr int EIGHTS = X_ROWS > 4 ? 2 : 1;      // products side by side, of four tokens each
 constexpr int OF_EIGHT = 8 * 256 + 4 * 8 * 4;   // bytes of columns of a step, of each token's and chunk's units

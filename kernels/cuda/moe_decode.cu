@@ -8,6 +8,7 @@
 // (cp.async), with the same part of K of the tokens and the scales beside them, and multiply them by the tensor core
 // (mma.m16n8k16): rows of W are its rows, tokens its columns. Which k stands where in it does not matter as long as both
 // operands agree: lane 4 g + t takes bytes 32 t to 32 t + 31 of W's rows g and g + 8, and the same part of K of token g.
+// (moe_products.cuh; MXFP4 is mostly multiplied as int8, as moe_columns.cuh says.)
 //
 // Nothing is sorted beforehand: each thread block counts and orders the pairs by expert itself. Up to OF_TILE pairs of one
 // expert are a tile. In moe_up all (tile, 16 TILES columns of H) are dealt out among the warps (PARTS 1), or, where there
@@ -46,8 +47,10 @@ constexpr int STEP = 8 * PER_QUAD;                               // of K in a pi
 constexpr int STEPS = (K + STEP - 1) / STEP;
 constexpr bool TAIL = K % STEP != 0;
 constexpr int EACH = STAGE == 1 ? (STEPS + PARTS - 1) / PARTS : STEPS;  // steps of a warp, some of which do not exist
-constexpr bool IN_COLUMNS = WEIGHTS == MXFP4 && DTYPE == BF16;   // moe_columns.cuh
-constexpr bool KEPT = IN_COLUMNS && STAGE == 1 && PARTS > 1;     // the columns of a tile are
+// X as columns (moe_columns.cuh): in moe_up those of a tile are kept, where its warps share K; in moe_down each warp makes
+// them for each step, which two pairs are worth.
+constexpr bool KEPT = WEIGHTS == MXFP4 && DTYPE == BF16 && STAGE == 1 && PARTS > 1;
+constexpr bool IN_COLUMNS = KEPT || (WEIGHTS == MXFP4 && DTYPE == BF16 && STAGE == 2 && OF_TILE <= 2);
 constexpr int X_QUADS = PER_QUAD / 8;                            // of X, for one quad of W
 constexpr int THREADS = 32 * WARPS;
 constexpr int MOST_TILES = MOST_PAIRS;
@@ -56,60 +59,10 @@ constexpr int MOST_TILES = MOST_PAIRS;
 #include "moe_weights.cuh"
 #include "moe_routing.cuh"
 #include "moe_ring.cuh"
+#include "moe_products.cuh"
 #include "moe_columns.cuh"
 #include "cluster_sums.cuh"
 
-// sums += the products of a step; tokens: of `tokens_of`.
-template <bool BEYOND>
-__device__ __forceinline__ void add_products(float (*sums)[4], u32 slot, u32 tokens, const Scales& scales) {
-  const int part = threadIdx.x % 4 * 2, g = threadIdx.x % 32 / 4;
-  float block[SIDES][4];
-#pragma unroll
-  for (int i = 0; i < SIDES; i++) block[i][0] = block[i][1] = block[i][2] = block[i][3] = 0.0f;
-#pragma unroll
-  for (int q = 0; q < 2; q++) {
-    Quad x[X_QUADS];
-#pragma unroll
-    for (int i = 0; i < X_QUADS; i++) x[i] = quad_at(tokens ^ (q * X_QUADS + i) * 16);
-#pragma unroll
-    for (int i = 0; i < SIDES; i++) {
-      Quad w[2];
-      u32 factor[2], rest[2];
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        w[half] = quad_at(slot + (16 * i + 8 * half + g) * 128 + ((part + q) ^ g) * 16);
-        const Scale scale = scales.of[i][half][SCALES == GROUPS ? q : 0];
-        factor[half] = BEYOND ? pair_of_scale_beyond(scale, rest[half]) : pair_of_scale(scale);
-      }
-#pragma unroll
-      for (int p = 0; p < PER_QUAD / 4; p++) {
-        u32 a[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          a[j] = pair_of_w(w[j % 2], 2 * p + j / 2);
-          if (SCALES == GROUPS) a[j] = times(a[j], factor[j % 2]);
-          if (BEYOND) a[j] = times(a[j], rest[j % 2]);
-        }
-        multiply(SCALES == BLOCK ? block[i] : sums[i], a[0], a[1], a[2], a[3], pair_of_x(x, 2 * p), pair_of_x(x, 2 * p + 1));
-      }
-    }
-  }
-  if (SCALES == BLOCK)
-#pragma unroll
-    for (int i = 0; i < SIDES; i++)
-#pragma unroll
-      for (int j = 0; j < 4; j++) sums[i][j] += block[i][j] * (float)scales.of[i][j / 2][0];
-}
-__device__ __forceinline__ void add_step(float (*sums)[4], u32 slot, int column, int step, int many) {
-  const Scales scales = scales_of(slot, column, step);
-  const u32 tokens = tokens_of(slot, many);
-  bool beyond = false;
-  if (WEIGHTS == MXFP4)
-#pragma unroll
-    for (int i = 0; i < 4 * SIDES; i++) beyond |= is_beyond(scales.of[i / 4][i / 2 % 2][SCALES == GROUPS ? i % 2 : 0]);
-  if (WEIGHTS == MXFP4 && __any_sync(~0u, beyond)) add_products<WEIGHTS == MXFP4>(sums, slot, tokens, scales);
-  else add_products<false>(sums, slot, tokens, scales);
-}
 __device__ __forceinline__ float whole_scale(const Scale* scales, int expert, int row) {
   if (SCALES == TENSOR || SCALES == ROW) return (float)*scale_at(scales, expert, row, 0);
   return 1.0f;
@@ -180,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const u16* x, cons
       wait_for_oldest();
       __syncwarp();
       if (step < STEPS && IN_COLUMNS)
-        add_step_of_columns(of_columns, mine + slot * SLOT, columns + (KEPT ? i * OF_STEP : 0), column, step, many,
-                            KEPT ? right >> i & 1 : make_columns_of(mine + slot * SLOT, columns, many));
+        add_step_of_columns(of_columns, mine + slot * SLOT, columns + i * OF_STEP, column, step, many,
+                            right >> i & 1);
       else if (step < STEPS) add_step(sums, mine + slot * SLOT, column, step, many);
       __syncwarp();
       copy_next(slot);

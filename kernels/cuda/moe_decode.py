@@ -173,7 +173,7 @@ def _steps_of_columns(layer: Experts, stage: int, how: Stage) -> int:
     if _are_kept(layer, stage, how):
         steps = -(-layer.width // (8 * PER_LANE[layer.weight]))
         return -(-steps // how.parts)
-    return int(layer.weight == "mxfp4" and layer.dtype == "bf16")
+    return int(layer.weight == "mxfp4" and layer.dtype == "bf16" and stage == 2 and how.pairs <= 2)
 
 
 def _routing_bytes(layer: Experts, most_pairs: int) -> int:
