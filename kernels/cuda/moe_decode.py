@@ -25,7 +25,7 @@ TARGET: Final = "sm_90a"
 MAX_PAIRS: Final = 1024  # a pair is a token and one of its experts
 MAX_EXPERTS: Final = 1024
 MOST_OF_TILE: Final = 8  # columns of the tensor core's product
-COLUMN_BYTES: Final = 2176  # of shared memory, for the columns of four tokens in a step
+COLUMN_BYTES: Final = 2176  # what the columns of four tokens take in a step
 MOST_KEPT: Final = 32  # steps whose columns a warp keeps
 SHARED_BYTES: Final = 227 << 10  # per multiprocessor
 WEIGHTS: Final = {"bf16": 0, "fp16": 1, "fp8_e4m3": 2, "int4": 3, "mxfp4": 4}
@@ -170,7 +170,7 @@ def _are_kept(layer: Experts, stage: int, how: Stage) -> bool:
 
 
 def _steps_of_columns(layer: Experts, stage: int, how: Stage) -> int:
-    """Of how many steps a warp has columns of X at once."""
+    """How many steps a warp has columns of X for at once."""
     if _are_kept(layer, stage, how):
         steps = -(-layer.width // (8 * PER_LANE[layer.weight]))
         return -(-steps // how.parts)
