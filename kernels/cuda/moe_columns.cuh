@@ -25,6 +25,12 @@ __device__ __forceinline__ u32 larger(u32 a, u32 b) {  // of both halves
   asm("max.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
   return c;
 }
+__device__ __forceinline__ Quad quad_of(const u16* from) {
+  Quad q;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3]) : "l"(from));
+  return q;
+}
 // The columns of a token in a step, of which each lane has eight values. False where its scale is beyond.
 __device__ __forceinline__ bool make_columns(u32 columns, int token, const Quad& x) {
   const int lane = threadIdx.x % 32, chunk = lane / 4;
@@ -53,7 +59,10 @@ __device__ __forceinline__ bool make_columns(u32 columns, int token, const Quad&
 __device__ __forceinline__ bool make_columns_of(u32 slot, u32 columns, int many) {
   const int lane = threadIdx.x % 32;
   bool is_right = true;
-  for (int token = 0; token < many; token++) is_right &= make_columns(columns, token, quad_at(slot + W_BYTES + token * X_ROW + (lane ^ (lane / 8 | token % 2 * X_QUADS)) * 16));
+  for (int token = 0; token < many; token++) {
+    const u32 at = slot + W_BYTES + token * X_ROW + (lane ^ (lane / 8 | token % 2 * X_QUADS)) * 16;
+    is_right &= make_columns(columns, token, quad_at(at));
+  }
   return is_right;
 }
 // Of all steps of a warp, in moe_up: bit i is set where step i PARTS + part is right.
@@ -69,7 +78,7 @@ __device__ __forceinline__ u32 make_all_columns(u32 columns, const Source& of, c
 #pragma unroll
       for (int i = 0; i < ASKED; i++) {
         const int k = ((from + i) * PARTS + part) * STEP;
-        if (k + lane * 8 < K) asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(asked[i].v[0]), "=r"(asked[i].v[1]), "=r"(asked[i].v[2]), "=r"(asked[i].v[3]) : "l"(row + k));
+        if (k + lane * 8 < K) asked[i] = quad_of(row + k);
       }
 #pragma unroll
       for (int i = 0; i < ASKED; i++) {

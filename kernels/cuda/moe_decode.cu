@@ -95,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const u16* x, cons
   const int items = r.tiles * COLUMNS;
   const int part = PARTS == 1 ? 0 : warp;                            // of K
   // Items of a thread block: each takers-th, or, where columns are kept, those that follow its first.
-  const int first = KEPT ? items * blockIdx.x / gridDim.x : PARTS == 1 ? blockIdx.x * WARPS + warp : blockIdx.x;
-  const int takers = KEPT ? 1 : PARTS == 1 ? gridDim.x * WARPS : gridDim.x, end = KEPT ? items * (blockIdx.x + 1) / gridDim.x : items;
+  const int first = KEPT ? (u64)items * blockIdx.x / gridDim.x : PARTS == 1 ? blockIdx.x * WARPS + warp : blockIdx.x;
+  const int takers = KEPT ? 1 : PARTS == 1 ? gridDim.x * WARPS : gridDim.x, end = KEPT ? (u64)items * (blockIdx.x + 1) / gridDim.x : items;
   int next = first, next_step = 0;                                   // what is copied next
   Source of = {};
   const auto copy_next = [&](int slot) {
