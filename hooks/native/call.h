@@ -85,23 +85,33 @@ void judge(Route& route, const Problem& p) {
   }
 }
 
+inline double flops_of(const Problem& p) { return 2.0 * p.batch * p.m * p.n * p.k; }
+
 // Times one call. What was stopped in it (kill -STOP, Ctrl-Z, a debugger, a container that is frozen) has a time of hours:
-// the thread, which computes in any call, has then run for little of it. Such a call is counted and not timed.
+// of a call of a millisecond or more the thread has then run for little of it, and a shorter one would have computed more
+// slowly than any CPU does. Such a call is counted and not timed. How long the thread ran takes a microsecond to ask.
 class Timed {
  public:
+  explicit Timed(bool is_long) : is_long_(is_long), ran_(is_long ? now(CLOCK_THREAD_CPUTIME_ID) : 0) {}
   void add_to(Cell& cell) const {
     constexpr uint64_t kShort = 250'000'000;
-    const uint64_t took = now(CLOCK_MONOTONIC) - began_, ran = now(CLOCK_THREAD_CPUTIME_ID) - ran_;
-    if (C10_LIKELY(took <= kShort + 4 * ran)) cell.add_sample(took);
+    const uint64_t took = now(CLOCK_MONOTONIC) - began_;
+    if (C10_LIKELY(took <= kShort) || took <= kShort + most(cell.key)) cell.add_sample(took);
   }
+  static bool is_long(const Problem& p) { return flops_of(p) >= 1e8; }
 
  private:
+  uint64_t most(const Problem& p) const {  // ns
+    constexpr double kSlowest = 0.1;       // floating point operations a ns
+    return is_long_ ? 4 * (now(CLOCK_THREAD_CPUTIME_ID) - ran_) : static_cast<uint64_t>(flops_of(p) / kSlowest);
+  }
   static uint64_t now(clockid_t clock) {  // ns
     timespec t{};
     clock_gettime(clock, &t);
     return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
   }
-  uint64_t ran_ = now(CLOCK_THREAD_CPUTIME_ID), began_ = now(CLOCK_MONOTONIC);
+  const bool is_long_;
+  const uint64_t ran_, began_ = now(CLOCK_MONOTONIC);
 };
 
 // The same for a call that stock torch has served meanwhile: operands that it refuses, too, are no route's fault. On a GPU
@@ -297,7 +307,7 @@ auto call(const Problem& key, const Slots& slots, int flags, const Stock& stock,
     count(outcome);
     return y;
   }
-  const Timed timed;
+  const Timed timed(Timed::is_long(key));
   decltype(auto) y = stock();
   timed.add_to(*cell);
   cell->add(MISS);
@@ -320,7 +330,7 @@ void call_then_describe(const Tensor& x, const Stock& stock, const Describe& des
   thread_local uint64_t steps = 0;
   const bool chosen = Device::timed && (steps += 0x9e3779b97f4a7c15ull) <= UINT64_MAX / (kSampleMask + 1);
   std::optional<Timed> timed;
-  if (C10_UNLIKELY(chosen)) timed.emplace();
+  if (C10_UNLIKELY(chosen)) timed.emplace(false);
   {
     Depth inside(*thread);
     stock();

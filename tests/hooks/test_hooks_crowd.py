@@ -188,25 +188,30 @@ def test_a_call_in_which_the_program_was_stopped_is_counted_and_has_no_time(home
         from gemmtuned.hooks.activate import current
         torch.set_num_threads(1)
 
-        def twice(size, stop):  # the second call of a problem is timed
-            a = torch.randn(size, size, dtype=torch.float64)
+        def twice(size, stop, dtype=torch.float64):  # the second call of a problem is timed
+            a = torch.ones(size, size, dtype=dtype)
             a @ a
+            begins, tell = os.pipe()
             child = os.fork()
             if not child:
-                time.sleep(0.05)
+                os.read(begins, 1)
                 if stop:
+                    time.sleep(0.05 if dtype is torch.float64 else 0.002)
                     os.kill(os.getppid(), signal.SIGSTOP)
-                    time.sleep(3)
+                    time.sleep(4 if dtype is torch.float64 else 2)
                     os.kill(os.getppid(), signal.SIGCONT)
                 os._exit(0)
+            os.write(tell, b"now")
             a @ a
             os.waitpid(child, 0)
             (seen,) = current().native.drain()
             return seen.calls, seen.sampled_calls
 
-        print(json.dumps([twice(2400, False), twice(2401, True)]))
+        short = range(360, 365)  # of some milliseconds: some may be over before they are stopped
+        said = [any(twice(n, True, torch.float16) == (2, 0) for n in short), twice(365, False, torch.float16)]
+        print(json.dumps([*said, twice(2400, False), twice(2401, True)]))
         """,
         GEMMTUNED_FLUSH_S="1000",
     )
 
-    assert done.said == [[2, 1], [2, 0]]
+    assert done.said == [True, [2, 1], [2, 1], [2, 0]]
