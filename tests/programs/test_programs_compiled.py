@@ -116,6 +116,33 @@ def test_a_gemm_inside_inductors_own_kernel_is_noted_and_not_counted(home: Home)
     ]
 
 
+def test_calls_by_which_inductor_chooses_a_kernel_are_no_traffic(home: Home) -> None:
+    """It calls each candidate for a tenth of a second or more: thousands of calls where the program makes three."""
+    done = home.run(
+        """
+        import json, torch, gemmtuned
+        compiled = torch.compile(lambda a, b: torch.relu(a @ b), options={
+            "max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,CPP",
+        })
+        a, b = torch.randn(4, 16, 64), torch.randn(4, 64, 32)
+        with torch.no_grad():
+            for _ in range(3):
+                compiled(a, b)
+        from torch._inductor.select_algorithm import AlgorithmSelectorCache as choice
+        patched = vars(choice)["benchmark_choices"]
+        gemmtuned.disable()
+        removed = patched is not vars(choice)["benchmark_choices"]
+        print(json.dumps([removed, "gemmtuned" in choice.benchmark_choices.__func__.__module__]))
+        """,
+        **ANEW,
+    )
+    assert done.said == [True, False]
+    assert home.calls() in (0, 3), "none where its own kernel was faster"
+    with sqlite3.connect(home.path / "tune.db") as conn:
+        rows = conn.execute("SELECT phase, problem, calls > 3 FROM phases").fetchall()
+    assert rows == [("autotuning", "batched:fp32:4x16x32x64,layout=nn,threads=2", 1)]
+
+
 CPP_WRAPPED = """
         import json, torch
         from gemmtuned.hooks import activate
