@@ -103,14 +103,14 @@ def make_folders(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, what) from err
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, *, its_parents: bool = True) -> None:
     try:
         folder.mkdir()
-    except FileNotFoundError:
-        if folder.parent == folder:
+    except FileNotFoundError:  # also where the parent is there and takes no folders, as /proc
+        if not its_parents or folder.parent == folder:
             raise
         _make(folder.parent)
-        _make(folder)
+        _make(folder, its_parents=False)
     except OSError:  # another process was faster, or it was there
         if not folder.is_dir():
             raise
