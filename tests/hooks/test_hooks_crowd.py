@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hooked import Home
 from store_cases import NEW
 
@@ -215,3 +216,47 @@ def test_a_call_in_which_the_program_was_stopped_is_counted_and_has_no_time(home
     )
 
     assert done.said == [True, [2, 1], [2, 1], [2, 0]]
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10), reason="torch 2.9 has no way to the kernel beneath"
+)
+def test_an_engines_product_in_which_the_program_was_stopped_has_no_time_either(home: Home) -> None:
+    """Its size is known only afterwards: of so large a one, five seconds would be what a slow CPU takes."""
+    done = home.run(
+        """
+        import json, threading, time, torch
+        from torch.library import Library
+        from gemmtuned.hooks.activate import current
+        torch.set_num_threads(1)
+        torch.mm(torch.ones(4, 16), torch.ones(16, 8))
+        engine, waits, y = Library("_C", "FRAGMENT"), [], torch.ones(1024, 1024)
+        engine.define("int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+                      "ScalarType out_dtype, bool is_vnni) -> Tensor")
+
+        def product(mat1, mat2, scales2, bias, out_dtype, is_vnni):
+            time.sleep(waits.pop() if waits else 0)
+            return y
+
+        engine.impl("int8_scaled_mm_with_quant", product, "CPU")
+        current().patches.look_for_foreign()
+        list(current().native.drain())
+        x, scale = torch.ones(1024, 256).to(torch.float8_e4m3fn), torch.ones(1)
+
+        def calls():
+            for _ in range(40):  # of a thread's first 40 calls the 34th is timed
+                torch.ops._C.int8_scaled_mm_with_quant(x, x, scale, None, torch.float, False)
+
+        def seen(wait_s):
+            waits[:] = [wait_s, *[0] * 33]
+            thread = threading.Thread(target=calls)
+            thread.start(), thread.join()
+            (one,) = current().native.drain()
+            return one.calls, one.sampled_calls
+
+        print(json.dumps([seen(0), seen(0.6)]))
+        """,
+        GEMMTUNED_FLUSH_S="1000",
+    )
+
+    assert done.said == [[40, 1], [40, 0]]
