@@ -68,6 +68,8 @@ class Experts:
             self.group % 32 or not self.group or self.width % self.group or self.inter % self.group
         ):
             raise CandidateFailed(f"{self}: groups are multiples of 32 and divide both sizes")
+        if self.weight == "mxfp4" and self.group != 32:  # a scale of X's columns is added to one of W
+            raise CandidateFailed(f"{self}: 32 values of MXFP4 share a scale")
         if self.width % per_lane or self.inter % per_lane or not 1 <= self.topk <= self.experts <= MAX_EXPERTS:
             raise CandidateFailed(f"{self}: both sizes are multiples of {per_lane}, with up to {MAX_EXPERTS} experts")
 

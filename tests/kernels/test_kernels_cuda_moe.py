@@ -236,6 +236,7 @@ def test_a_problems_inputs_give_the_familys_exact_result(text: str) -> None:
         Experts(width=64, inter=32, experts=4, topk=2, weight="fp8_e4m3"),
         Experts(width=64, inter=32, experts=4, topk=2, weight="fp16"),
         Experts(width=96, inter=64, experts=4, topk=2, weight="int4", scales="group", group=64),
+        Experts(width=96, inter=96, experts=4, topk=2, weight="mxfp4", scales="group", group=96),
         Experts(width=64, inter=32, experts=4, topk=2, act="tanh"),
     ],
     ids=str,

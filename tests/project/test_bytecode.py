@@ -36,6 +36,14 @@ def test_pytest_takes_what_it_would_have_made_itself(tmp_path: Path) -> None:
     assert len(here) == 1 and compiled(tmp_path) == here
 
 
+def test_a_test_that_is_no_python_is_left_to_pytest(tmp_path: Path) -> None:
+    for text in (b"NUMBER =\n", b"\0", b"\xff\n"):
+        (tmp_path / "test_wrong.py").write_bytes(text)
+        bytecode.rewritten(tmp_path / "test_wrong.py")
+
+    assert not compiled(tmp_path)
+
+
 def test_modules_are_compiled_but_those_that_are_left_out_and_those_that_are_compiled_already(tmp_path: Path) -> None:
     for name in ("sympy/core/one.py", "sympy/physics/two.py", "sympy/core/tests/three.py", "sympy/wrong.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

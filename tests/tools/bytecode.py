@@ -54,8 +54,9 @@ def rewritten(file: Path) -> None:
     """Compile a test file as pytest does when it imports it, with the values of its assertions kept; it is not run.
 
     The functions are pytest's own and not meant for others: a pytest that has them otherwise compiles the file later.
+    What is no Python is left to pytest, which says so.
     """
-    with suppress(ImportError, AttributeError, TypeError, OSError):
+    with suppress(ImportError, AttributeError, TypeError, OSError, SyntaxError, ValueError):
         from _pytest.assertion import rewrite
 
         config: Any = SimpleNamespace(getini=lambda name: False)
