@@ -86,6 +86,8 @@ class Compiled:
 
     def _patch_autotuner(self, module: types.ModuleType) -> None:
         stock = vars(module.AlgorithmSelectorCache)["benchmark_choices"]
+        if not isinstance(stock, classmethod):  # another torch's, which takes other arguments
+            return
         watch = self
 
         def benchmark_choices(cls: Any, *args: Any, **kwargs: Any) -> Any:

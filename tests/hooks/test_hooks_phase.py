@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from gemmtuned.db import queries
 from gemmtuned.db.phases import phases
 from gemmtuned.db.store import Store
 from gemmtuned.hooks import phase
+from gemmtuned.hooks.compiled import AUTOTUNER, Compiled
 from gemmtuned.hooks.native.records import _MOST_ASIDE, Record, Unread, pack
 from gemmtuned.hooks.op_counts import OpCounts
 from gemmtuned.reports.phases import phase_notes
@@ -247,3 +249,11 @@ def test_a_phase_may_begin_while_another_begins_in_the_same_thread(active: Count
     assert not thread.is_alive()
     active.flusher.flush()
     assert (stored(active), apart(active)) == (1, {"handler": 100, "warm-up": 10})
+
+
+def test_a_torch_that_chooses_kernels_by_another_function_is_left_as_it_is() -> None:
+    for other in (staticmethod(len), lambda given: given, None):
+        module, choice = ModuleType(AUTOTUNER), type("AlgorithmSelectorCache", (), {"benchmark_choices": other})
+        vars(module)["AlgorithmSelectorCache"] = choice
+        Compiled()._patch_autotuner(module)
+        assert vars(choice)["benchmark_choices"] is other
