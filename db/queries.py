@@ -210,7 +210,8 @@ def asked_again(path: Path) -> int:
 def environments(path: Path) -> list[dict[str, Any]]:
     """Where problems were seen: environment, device, problems, calls, open_problems (no verdict), failed, last_seen.
 
-    untunable: problems without a verdict that the daemon's version cannot tune; they are not among the open ones.
+    untunable: problems without a verdict that the daemon (its version, its CPUs) cannot tune; they are not among the
+    open ones.
     stale: open problems that were not called for a week and that nobody asked for.
     put_off: open problems for which no times could be taken at the last attempt; put_off_reason: why, for one of them.
     """

@@ -70,7 +70,7 @@ UPDATE demand SET asked_us = ? WHERE solution_id IS NULL
 class State:
     """Where one problem is: queued, leased (by owner), waiting (after a failure), failed (for good), solved, untunable.
 
-    untunable: the version of the daemon's worker cannot tune such a problem.
+    untunable: the daemon's worker (its version, its CPUs) cannot tune such a problem.
     """
 
     state: str
