@@ -206,7 +206,7 @@ class Code:
     def __init__(self, text: str) -> None:
         self.head = text[: text.index("{")]
         self.parameters = re.findall(r"\.param [^,)]*?(\w+_param_\d+)\b", self.head)
-        body = text[text.index("{") : text.rindex("}")]
+        body = text[text.index("{") : text.index("\n}", text.index("{"))]  # blocks may stand behind the last ret
         body = re.sub(r"//.*|^\s*\.(?:loc|file|section|pragma)\b.*", "", body, flags=re.MULTILINE)
         body = re.sub(r"\.reg\s[^;]*;", "", body)
         self.static_bytes = 0  # of shared memory, for arrays with a name
