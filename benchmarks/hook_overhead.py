@@ -1,10 +1,12 @@
 """What the hook adds to a call: the bare operator against the same call counted, in one run.
 
-    python -m benchmarks hook_overhead [--threads 1 8] [--rounds 15] [--beside TREE] [--save]
+    python -m benchmarks hook_overhead [--threads 1 8] [--rounds 15] [--starts 5] [--beside TREE] [--save]
 
 Tiny GEMMs (M=4, N=8, K=16), so that nearly all the time is torch's own dispatch. Each arm is a process, since what is
-registered stays; they take turns within every round. The figure is the median over rounds of (arm - bare of the same
-round), with the quartiles beside it: CPU time, since others use the machine too.
+registered stays; they take turns within every round. Where a process has its code and data in memory is worth up to
+100 ns a call for as long as it lives, so each arm is started anew several times. The figure is the median over the
+rounds of all starts of (arm - bare of the same round), with the quartiles beside it: CPU time, since others use the
+machine too.
 
     bare       no hook
     passing    the native hook is there and switched off: it passes calls on
@@ -128,26 +130,36 @@ def serve_arm(arm: str, threads: int) -> None:
     print(sum(s.calls for s in library.drain()) if library is not None else 0, flush=True)
 
 
-def measure(threads: int, rounds: int, beside: Path | None) -> dict[str, Any]:
-    """What each arm adds to the bare call of the same round; the arms take turns, in another order every round."""
+Times = dict[str, dict[str, list[float]]]  # ns a call, by arm and case
+
+
+def started(threads: int, rounds: int, beside: Path | None, ns: Times) -> None:
+    """Start each arm once, and add its times of so many rounds: they take turns, in another order every round."""
     arms = {"bare": Arm("bare", threads), "passing": Arm("passing", threads), "native": Arm("native", threads)}
     if beside is not None:
         arms["before"] = Arm("native", threads, beside)
     cases = arms["bare"].cases
-    ns: dict[str, dict[str, list[float]]] = {a: {c: [] for c in cases} for a in arms}
     for number in range(rounds):
         for case in cases:
             for arm in [*arms][number % len(arms) :] + [*arms][: number % len(arms)]:
-                ns[arm][case].append(arms[arm].ns(case))
+                ns.setdefault(arm, {}).setdefault(case, []).append(arms[arm].ns(case))
     counted = {arm: process.end() for arm, process in arms.items()}
     calls = rounds * len(cases) * (CALLS // threads * threads)
     assert all(counted[a] == (calls if a in ("native", "before") else 0) for a in arms), "not every call was counted"
+
+
+def measure(threads: int, rounds: int, starts: int, beside: Path | None) -> dict[str, Any]:
+    """What each arm adds to the bare call of the same round."""
+    ns: Times = {}
+    for start in range(starts):
+        started(threads, rounds * (start + 1) // starts - rounds * start // starts, beside, ns)
     added = {
-        a: {c: quartiles([x - b for x, b in zip(ns[a][c], ns["bare"][c], strict=True)]) for c in cases}
-        for a in arms
-        if a != "bare"
+        arm: {case: quartiles([x - b for x, b in zip(of[case], ns["bare"][case], strict=True)]) for case in of}
+        for arm, of in ns.items()
+        if arm != "bare"
     }
-    return {"threads": threads, "bare_ns": {c: quartiles(v) for c, v in ns["bare"].items()}, "added_ns": added}
+    bare = {case: quartiles(times) for case, times in ns["bare"].items()}
+    return {"threads": threads, "starts": starts, "bare_ns": bare, "added_ns": added}
 
 
 def measure_off(rounds: int) -> dict[str, Any]:
@@ -179,7 +191,8 @@ def child() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 8], help="Python threads calling at once")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=15, help="in all")
+    parser.add_argument("--starts", type=int, default=5, help="of each arm; the rounds are dealt out among them")
     parser.add_argument("--no-off", action="store_true", help="leave the processes of the off arm out")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/hook_overhead-<date>.json")
     parser.add_argument("--beside", type=Path, metavar="TREE", help="an older tree of gemmtuned, as the arm `before`")
@@ -195,7 +208,8 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    results = [measure(threads, args.rounds, args.beside) for threads in args.threads]
+    starts = max(1, min(args.starts, args.rounds))
+    results = [measure(threads, args.rounds, starts, args.beside) for threads in args.threads]
     for result in results:
         print(f"\n{result['threads']} thread(s), ns a call: bare, then added (median [quartiles])")
         for case, bare in result["bare_ns"].items():

@@ -276,7 +276,7 @@ def main() -> int:
         print(gemmtuned(*command).stdout.rstrip())
     for server in everyone:
         server.stop()
-    print("\n$ python benchmarks/hook_overhead.py --threads 1 --rounds 7 --no-off")
+    print("\n$ python benchmarks/hook_overhead.py --threads 1 --rounds 7 --starts 1 --no-off")
     overhead = [
         sys.executable,
         str(ROOT / "benchmarks/hook_overhead.py"),
@@ -284,6 +284,8 @@ def main() -> int:
         "1",
         "--rounds",
         "7",
+        "--starts",
+        "1",
         "--no-off",
     ]
     print(subprocess.run(overhead, capture_output=True, text=True, check=False, cwd=HOME).stdout.strip())
