@@ -182,10 +182,7 @@ __device__ __forceinline__ void add_columns(float (*sums)[SIDES][2], u32 slot, u
   const int g = threadIdx.x % 32 / 4;
   u32 scales[SIDES][2];  // where those of a row lie
 #pragma unroll
-  for (int i = 0; i < 2 * SIDES; i++) {
-    const int r = 8 * i + g, before = IN_WORDS ? 0 : (row_of_w(column, r) * S_OF_ROW + step * STEP / GROUP) % 4;
-    scales[i / 2][i % 2] = slot + W_BYTES + X_BYTES + r * S_WORDS * 4 + before;
-  }
+  for (int i = 0; i < 2 * SIDES; i++) scales[i / 2][i % 2] = scales_in(slot, column, 8 * i + g, step);
   if (!BEYOND && (!TAIL || step < STEPS - 1)) {
 #pragma unroll
     for (int chunk = 0; chunk < 8; chunk++) add_chunk<EIGHT, BEYOND>(sums, slot, columns, scales, chunk, codes);

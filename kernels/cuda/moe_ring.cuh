@@ -95,21 +95,24 @@ __device__ __forceinline__ u32 tokens_of(u32 slot, int many) {
   return slot + W_BYTES + g * X_ROW + (c ^ (c / 8 | g % 2 * X_QUADS)) * 16;
 }
 struct Scales { Scale of[SIDES][2][SCALES == GROUPS ? 2 : 1]; };  // of a lane's rows g and g + 8, and of its two quads
+// Where those of row r of a piece of W begin in its slot, of GROUPS.
+__device__ __forceinline__ u32 scales_in(u32 slot, int column, int r, int step) {
+  const int first = step * STEP / GROUP;
+  return slot + W_BYTES + X_BYTES + r * S_WORDS * 4 + (IN_WORDS ? 0 : (row_of_w(column, r) * S_OF_ROW + first * SCALE_BYTES) % 4);
+}
 __device__ __forceinline__ Scales scales_of(u32 slot, int column, int step) {
   const int part = threadIdx.x % 4 * 2, g = threadIdx.x % 32 / 4, first = step * STEP / GROUP;
-  const u32 from = slot + W_BYTES + X_BYTES;
   Scales found = {};
 #if SCALES == BLOCK
 #pragma unroll
   for (int i = 0; i < SIDES; i++) {
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(found.of[i][0][0]) : "r"(from + i * 4));
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(found.of[i][0][0]) : "r"(slot + W_BYTES + X_BYTES + i * 4));
     found.of[i][1][0] = found.of[i][0][0];
   }
 #elif SCALES == GROUPS
 #pragma unroll
   for (int i = 0; i < 2 * SIDES; i++) {
-    const int r = 8 * i + g;
-    const u32 at = from + r * S_WORDS * 4 + (IN_WORDS ? 0 : (row_of_w(column, r) * S_OF_ROW + first * SCALE_BYTES) % 4);
+    const u32 at = scales_in(slot, column, 8 * i + g, step);
 #pragma unroll
     for (int q = 0; q < 2; q++) {
       const int k = step * STEP + (part + q) * PER_QUAD;
