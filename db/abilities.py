@@ -90,9 +90,10 @@ class Abilities(Part):
     def _leave_out(self, environment: Environment) -> None:
         """Mark what has come and cannot be tuned, and take the mark off what an older version could not."""
 
-        if most_threads() != self._most_threads:  # somebody has given us other CPUs
+        most = most_threads()
+        if most != self._most_threads:  # somebody has given us other CPUs
             self._known.clear()
-        self._most_threads = most_threads()
+        self._most_threads = most
 
         def look(conn: sqlite3.Connection) -> tuple[_State, list[tuple[str, int]]]:
             row = conn.execute(_HERE, (environment.key,)).fetchone()

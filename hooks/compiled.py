@@ -44,9 +44,8 @@ class Compiled:
         self.counted = False  # calls of a C++ wrapper are counted, so that they need no note
         self._waiting: dict[Note, None] = {}
         self._finder = _OnImport({SCHEDULER: self._patch, AUTOTUNER: self._patch_autotuner})
-        self._autotuners: Any = (
-            None  # what stands in for AlgorithmSelectorCache.benchmark_choices, and what stood there
-        )
+        # What stands in for AlgorithmSelectorCache.benchmark_choices, and what stood there
+        self._autotuners: tuple[Any, Any] | None = None
         self._ours: Any = None  # what stands in for Scheduler.codegen, and what stood there
         self._stock: Any = None
 
