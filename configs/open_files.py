@@ -13,8 +13,11 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from gemmtuned.configs.unpatched import sleep
+
 _NEEDED: Final = 8  # descriptors that SQLite and we have open at once, at most
 _RLIMIT_FSIZE, _RLIMIT_NOFILE, _RLIMIT_AS = 1, 7, 9  # Linux's numbers, on every architecture that torch is built for
+SHUT_S: Final = (0.001, 0.005, 0.025, 0.1)  # waits until another process has opened a folder that it has made
 _NO_LIMIT: Final = ctypes.c_ulong(-1).value
 
 
@@ -93,14 +96,29 @@ def make_folders(folder: Path) -> None:
     """Make the folder and those above it. Raises OSError; NotADirectoryError says what is in the way, and no name.
 
     What it makes is open to its owner, whatever the umask: that may be a program's which is about to write a secret.
+    Another process may be between making one and opening it, so what is refused in a folder of ours is tried again.
     """
-    try:
-        _make(folder)
-    except (FileExistsError, NotADirectoryError) as err:
-        what = in_the_way(folder)
-        if not what:
-            raise
-        raise NotADirectoryError(errno.ENOTDIR, what) from err
+    for wait_s in (*SHUT_S, None):
+        try:
+            _make(folder)
+            return
+        except PermissionError:  # noqa: PERF203  mostly it is made at once
+            if wait_s is None or not _lies_in_ours(folder):
+                raise
+            sleep(wait_s)
+        except (FileExistsError, NotADirectoryError) as err:
+            what = in_the_way(folder)
+            if not what:
+                raise
+            raise NotADirectoryError(errno.ENOTDIR, what) from err
+
+
+def _lies_in_ours(folder: Path) -> bool:
+    """Whether the last of these folders that can be looked at is this user's."""
+    for there in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            return there.stat().st_uid == os.geteuid()
+    return False
 
 
 def _make(folder: Path, *, its_parents: bool = True) -> None:
